@@ -1,4 +1,5 @@
 // octile check: every row of the kernel table that can run here, with every case that exercises it, against the oracle.
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
@@ -168,7 +169,16 @@ void add_check(CLI::App& app) {
                    "Only this row, or those of this arch, as portable; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  check->add_option("--seed", options->sweep.seed, "Of the random inputs")->capture_default_str();
+  check->add_option("--seed", options->sweep.seed, "Of the random inputs")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            std::uint64_t seed = 0;
+            const char* const end = text.data() + text.size();
+            const auto [last, error] = std::from_chars(text.data(), end, seed);
+            return last == end && error == std::errc() ? "" : text + " is not a whole number below 2^64";
+          },
+          ""))
+      ->capture_default_str();
   check->add_option("--threads", options->sweep.threads, "CPU threads of each plan; without it 1, 2 and 7 in turn")
       ->check(CLI::Range(1, 1024));
   check->add_flag_callback(

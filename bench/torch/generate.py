@@ -158,7 +158,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--profile", action="store_true", help="the kernels of a token, in the last of --ways, and its time")
+    parser.add_argument(
+        "--profile", action="store_true", help="the kernels of a token, in the last of --ways, and its time"
+    )
     options = parser.parse_args()
     begin, lines = time.time(), []
 

@@ -161,15 +161,16 @@ def _check_activations(where, weights, activations):
 
 def _make_static(sizes, words, tensors):
     layer = W8A8StaticLinear(*sizes, **words)
-    layer.input_scale = tensors["input_scale"].float().reshape(1).clone()
+    dtype = layer._scale_type(layer.weight_dtype)
+    layer.input_scale = tensors["input_scale"].to(dtype).reshape(1).clone()
     if "input_multiplier" in tensors:
-        layer.input_multiplier = tensors["input_multiplier"].float().clone()
+        layer.input_multiplier = tensors["input_multiplier"].to(dtype).clone()
     return layer
 
 
 def _fill(layer, tensors, points):
     """The weight, its scales and zero points."""
-    bits, scale = layer.format.bits, tensors["weight_scale"].float()
+    bits, scale = layer.format.bits, tensors["weight_scale"].to(layer._scale_type(layer.weight_dtype))
     layer.weight_scale = (scale if layer.group is not None else scale.reshape(-1)).clone()
     if "weight_packed" in tensors:
         levels = quantizer.unpack_words(tensors["weight_packed"], layer.in_features, bits)

@@ -85,7 +85,8 @@ def _model_config(model):
     config = json.loads(model.config.to_json_string())
     if hasattr(model, "save_pretrained") or not config.get("architectures"):
         config["architectures"] = [type(model).__name__]
-    if not config.get("dtype") and not config.get("torch_dtype"):
+    if hasattr(model, "save_pretrained") or not (config.get("dtype") or config.get("torch_dtype")):
+        config.pop("torch_dtype", None)  # as it is now, as Transformers writes it
         config["dtype"] = str(model.dtype).removeprefix("torch.")
     return config
 

@@ -197,8 +197,10 @@ class _ByMethod:
 
     def __post_init__(self):
         self._format()
-        if self.method not in quantizer.METHODS:
+        if not isinstance(self.method, str) or self.method not in quantizer.METHODS:
             raise ValueError(f"octile: method is {self.method!r}; {', '.join(quantizer.METHODS)} are known")
+        if not isinstance(self.calibration, (Calibration, type(None))):
+            raise TypeError(f"octile: calibration is a {type(self.calibration).__name__}, expected octile.Calibration")
         if self.method == "feedback" and self.calibration is None:
             raise ValueError(
                 'octile: method="feedback" needs a calibration, with second_moments=True; '
@@ -428,11 +430,20 @@ def _refused_experts(module, name, config, filter, sharers):
 def converted(convert, module, name, config):
     """What takes the place of `module`, a linear layer or experts."""
     if not experts.is_experts(module):
-        return convert(as_linear(module), name)
+        return _finite(convert(as_linear(module), name), name)
     if isinstance(config, Int8Training):
         return experts.TrainedExperts.from_module(module, config._options())
-    parts = [convert(experts.as_linear(module, part), f"{name}.{part}") for part in experts.names(module)]
+    names = {part: f"{name}.{part}" for part in experts.names(module)}
+    parts = [_finite(convert(experts.as_linear(module, part), words), words) for part, words in names.items()]
     return experts.from_module(module, *parts)
+
+
+def _finite(layer, name):
+    """The layer. Raises ValueError where its weight had a NaN or an infinity, which its scales then have."""
+    if isinstance(layer, inference._Inference) and not layer.weight_scale.is_meta:
+        if not layer.weight_scale.isfinite().all():
+            raise ValueError(f"octile: the weight of {name or 'the model'} has values that are not finite")
+    return layer
 
 
 def exchange(model, config, layers, report):

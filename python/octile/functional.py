@@ -141,6 +141,9 @@ def _rows(x):
 def check_input(x, in_features, dtype=None):
     """Raises where x is not (..., in_features), or does not go with a layer in `dtype`. The library, which sees a weight
     beside x, blames that instead."""
+    if not isinstance(x, torch.Tensor):
+        hint = "; octile.Linear and W8A8Linear that is not packed take one" if type(x) is QuantizedInput else ""
+        raise TypeError(f"octile: x is a {type(x).__name__}, expected a tensor{hint}") from None
     if x.dim() == 0 or x.size(-1) != in_features:
         raise RuntimeError(
             f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"
@@ -509,6 +512,8 @@ def _as_it_is(x, b, in_features):
     questions of the long way take as long as the op's own overhead."""
     if torch.compiler.is_compiling() or _any_autocast() or _transforms_active() or forward_ad._current_level >= 0:
         return False
+    if not isinstance(x, torch.Tensor) or x.dtype is torch.float64:
+        return False  # what follows says so, or asks whether the layer is in float64 too
     if b is not None and b.dtype is not x.dtype:
         return False
     if _grad_enabled() and (x.requires_grad or (b is not None and b.requires_grad)):
@@ -516,10 +521,10 @@ def _as_it_is(x, b, in_features):
     return x.dim() > 0 and x.size(-1) == in_features
 
 
-def _in_one_type(x, b, in_features):
+def _in_one_type(x, b, in_features, scale_dtype):
     """x and b in the type of y."""
     # Beforehand: a packed weight, or one of 4 bits with a scale per row, is of one size for several in_features.
-    check_input(x, in_features)
+    check_input(x, in_features, scale_dtype)
     if not torch.compiler.is_compiling():
         refuse_transforms(x)
     dtype = autocast_dtype(x)
@@ -534,7 +539,7 @@ def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
     """The layer with a weight that is int8 for good, and one scale of x that is known beforehand."""
     if _as_it_is(x, b, in_features):
         return _linear_at_once(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
-    x, b = _in_one_type(x, b, in_features)
+    x, b = _in_one_type(x, b, in_features, ws.dtype)
     if _needs_gradient(x, b):
         return _frozen(x, b, multiplier, wq, ws, None, None, (_c.STATIC_PER_TENSOR, scale, product, x.dtype, ()))
     return _linear(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
@@ -546,7 +551,7 @@ def run_frozen(x, weight, scale, zero_point, b, in_features, activation, product
         if weight.dtype is torch.uint8:
             return _linear_s4_at_once(x, weight, scale, zero_point, b, activation)
         return _linear_at_once(x, weight, scale, b, activation, _c.OUT_IN)
-    x, b = _in_one_type(x, b, in_features)
+    x, b = _in_one_type(x, b, in_features, scale.dtype)
     if _needs_gradient(x, b):
         return _frozen(x, b, None, weight, scale, zero_point, None, (activation, 0.0, product, x.dtype, ()))
     if weight.dtype is torch.uint8:
@@ -561,7 +566,7 @@ def run_packed(x, weight, b, in_features, for_gradient, *choices):
     """
     if _as_it_is(x, b, in_features):
         return _linear_packed_at_once(x, weight, b, *choices)
-    x, b = _in_one_type(x, b, in_features)
+    x, b = _in_one_type(x, b, in_features, torch.float32)
     if not _needs_gradient(x, b):
         return _linear_packed(x, weight, b, *choices)
     unpacked, product = for_gradient
@@ -593,7 +598,9 @@ def linear(
         return traced(x, w, b, o)
     try:
         return run(x, w, b, o)
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, AttributeError):
+        if not isinstance(w, torch.Tensor):
+            raise TypeError(f"octile: w is a {type(w).__name__}, and x a tensor") from None
         if w.dim() == 2:
             in_features = w.shape[0 if o.layout == _c.IN_OUT else 1]
             if x.dim() == 0 or x.size(-1) != in_features:

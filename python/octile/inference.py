@@ -238,7 +238,8 @@ class _Inference(nn.Module):
         """Quantizes the float `weight`, shaped as `weight` is, into the memory that the layer has; returns the layer.
 
         Each buffer stays where it is: compiled code and captured graphs compute with the new weight from then on. The
-        bits are those of from_linear() with its defaults, but zero points become 0. Scales of the input stay. An int8
+        bits are those of from_linear() with its defaults, but zero points become 0, and a layer with one scale for all
+        channels keeps one (packed, it has one a channel). Scales of the input stay. An int8
         weight that is not packed and has no input_multiplier is written by one kernel, without a copy in between. bias:
         copied, if it is given.
 
@@ -251,7 +252,11 @@ class _Inference(nn.Module):
             ("weight", weight, shape[::-1] if self.in_out else shape),
             ("bias", bias, None if self.bias is None else (self.out_features,)),
         ):
-            if t is not None and (tuple(t.shape) != expected or t.device != device or not t.is_floating_point()):
+            if what == "bias" and t is None:
+                continue
+            if not isinstance(t, torch.Tensor):
+                raise ValueError(f"octile: {what} is a {type(t).__name__}, expected a tensor")
+            if tuple(t.shape) != expected or t.device != device or not t.is_floating_point():
                 found = f"{tuple(t.shape)}, {t.dtype}, on {t.device}"
                 expected = "the layer has none" if expected is None else f"expected {expected}, floats, on {device}"
                 raise ValueError(f"octile: {what} is {found}; {expected}")
@@ -269,7 +274,13 @@ class _Inference(nn.Module):
             if bias is not None:
                 self.bias.copy_(bias)
         self._unpacked = None
+        if self._joined is not None:
+            self._joined[0].held = None
         return self
+
+    def _bias(self):
+        """A buffer, a parameter or None."""
+        return self._buffers["bias"] if "bias" in self._buffers else self._parameters.get("bias")
 
     def _refit_plain(self, weight, levels, scale, zero_point):
         if torch.float64 in (weight.dtype, scale.dtype):
@@ -293,16 +304,16 @@ class _Inference(nn.Module):
             return self._parallel.frozen(self, x)
         if self._joined is not None:
             return self._joined[0].output(self._joined[1], x)
-        return self._run(x, self._buffers.get("bias", self._parameters.get("bias")))
+        return self._run(x, self._bias())
 
     def _run(self, x, bias):
         buffers = self._buffers
         if (packed := buffers["packed_weight"]) is not None:
-            return self._run_packed(x, packed, bias)
+            return self._run_packed(x, packed, bias, None, 0.0)
         stored = buffers["quantized_weight"], buffers["weight_scale"], buffers["weight_zero_point"]
         return functional.run_frozen(x, *stored, bias, self.in_features, self._ACTIVATION, self._product)
 
-    def _run_packed(self, x, packed, bias, multiplier=None, static_scale=0.0):
+    def _run_packed(self, x, packed, bias, multiplier, static_scale):  # Dynamo makes a symbol of a default float
         if self.experts > 1:
             raise RuntimeError("octile: these are the weights of several experts: octile.Experts calls them")
         format = self.format
@@ -434,14 +445,14 @@ class W8A8Linear(_Int8):
     def _run(self, x, bias):
         buffers = self._buffers
         if (packed := buffers["packed_weight"]) is not None:
-            return self._run_packed(x, packed, bias)
+            return self._run_packed(x, packed, bias, None, 0.0)
         if type(x) is functional.QuantizedInput:
             functional.check_input(x.like, self.in_features)
             stored = buffers["quantized_weight"], buffers["weight_scale"]
             return functional.run_int8_quantized(x, *stored, bias, self._product)
         try:
             return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], bias, self._product)
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, AttributeError):
             functional.check_input(x, self.in_features, buffers["weight_scale"].dtype)
             raise
 

@@ -3,20 +3,20 @@
 join_(model)   queries, keys and values; gate and up
 
 Each layer stays a module of its own: its buffers are parts of the joined ones, so state_dicts and checkpoints are as before.
-The first layer that is called with an x multiplies for all of them, and those after it take their parts. pack_() packs joined
-layers as one: the first has the packed weight of all of them then, and the others an empty one.
+The first layer that is called with an x multiplies for all of them, and those after it take their parts. Where x or its bias
+needs a gradient, each layer multiplies alone. pack_() packs joined layers as one: the first has the packed weight of all of
+them then, and the others an empty one.
 """
 
 import copy
 
 import torch
 
-from .functional import QuantizedInput
+from .functional import QuantizedInput, autocast_dtype, run_frozen
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear, _Inference
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _KINDS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
-_BUFFERS = (*_Inference._KEPT, "bias")
 
 
 class Joined:
@@ -37,18 +37,22 @@ class Joined:
         first = self.parts[0]
         layer = copy.copy(first)
         layer._joined, layer.out_features = None, sum(self.sizes)
-        layer._buffers = dict.fromkeys(first._buffers) | {"packed_weight": first._buffers["packed_weight"]}
+        layer._parameters = {}
+        layer._buffers = dict.fromkeys((*first._buffers, "bias")) | {"packed_weight": first._buffers["packed_weight"]}
+        names = _Inference._KEPT if self._own_biases() else (*_Inference._KEPT, "bias")
         with torch.inference_mode(False), torch.no_grad():
-            for name in _BUFFERS:
+            for name in names:
                 if first._buffers[name] is not None:
                     layer._buffers[name] = torch.cat([part._buffers[name] for part in self.parts])
             layer._align()
         for part, begin in zip(self.parts, self._begins(), strict=True):
-            for name in _BUFFERS:
+            for name in names:
                 if (joined := layer._buffers[name]) is not None:
                     part._buffers[name] = joined.narrow(0, begin, part.out_features)
             part._unpacked = None
         self.layer = layer
+        # As the parts have them: one that is replaced is another tensor.
+        self.biases = self._biases()
 
     def pack_(self):
         """Packs the weights of all parts as one."""
@@ -87,20 +91,37 @@ class Joined:
     def _begins(self):
         return [sum(self.sizes[:index]) for index in range(len(self.sizes))]
 
+    def _biases(self):
+        return [part._bias() for part in self.parts]
+
+    def _own_biases(self):
+        """Whether the biases cannot be parts of one buffer: some are parameters, missing or of another type."""
+        biases = [part._buffers.get("bias") for part in self.parts]
+        if all(bias is None for bias in biases):
+            return any(part._bias() is not None for part in self.parts)
+        return any(bias is None or bias.dtype is not biases[0].dtype for bias in biases)
+
     def _whole(self):
         """Whether each part's buffers are parts of the layer's, where they belong."""
         if self.parts[0]._buffers["packed_weight"] is not self.layer._buffers["packed_weight"]:
             return False
+        names = _Inference._KEPT
+        if not self._own_biases():
+            names = (*names, "bias")
+            if (self.layer._buffers["bias"] is None) != (self.parts[0]._buffers["bias"] is None):
+                return False
         return all(
             (joined := self.layer._buffers[name]) is None or part._buffers[name].data_ptr() == joined[begin].data_ptr()
             for part, begin in zip(self.parts, self._begins(), strict=True)
-            for name in _BUFFERS
+            for name in names
         )
 
     def follow(self):
         """After something has made buffers of a part anew."""
         self.held = None
         if self.layer is not None and self._whole():
+            if not self._own_biases():
+                self.biases = self._biases()
             return
         self.layer = None
         devices = {str(part._device()) for part in self.parts}
@@ -108,28 +129,53 @@ class Joined:
             self.build()
 
     def output(self, index, x):
-        """What part `index` makes of x."""
+        """What part `index` makes of x: its part of a product for all, which the first of them asks for."""
+        part, like = self.parts[index], x.like if type(x) is QuantizedInput else x
+        bias = part._bias()
         if self.layer is None:
-            part = self.parts[index]
             if part._buffers["packed_weight"] is not None:
                 self.whole_layer()  # raises: a part has no packed weight of its own
-            return part._run(x, part._buffers["bias"])
-        held, like, state = self.held, x.like if type(x) is QuantizedInput else x, self._state(x)
-        if held is None or held[0] is not like or held[1] != state:
-            y = self.layer._run(x, self.layer._buffers["bias"])
-            held = self.held = (like, state, y.split(self.sizes, -1))
+            return part._run(x, bias)
+        if torch.is_grad_enabled() and (like.requires_grad or (bias is not None and bias.requires_grad)):
+            return self._alone(index, x, bias)
+        state = self._state(like)
+        held = self.held
+        if held is None or held[0] is not like or held[1] != state or held[2][index] is None:
+            y = self.layer._run(x, self._all_biases())
+            held = self.held = (like, state, list(y.split(self.sizes, -1)))
+        y, held[2][index] = held[2][index], None
         if index == len(self.sizes) - 1:
             self.held = None
-        return held[2][index]
+        return y
 
-    def _state(self, x):
-        """What else an output depends on: autograd's and autocast's modes, and how often x and buffers were changed in place."""
-        like = x.like if type(x) is QuantizedInput else x
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(like.device.type)
+    def _alone(self, index, x, bias):
+        """With a gradient, which is each layer's own: in place, at any time, by its own `backward`."""
+        part = self.parts[index]
+        if self.layer._buffers["packed_weight"] is None:
+            return part._run(x, bias)
+        plain = self.plain_weight(index)
+        return run_frozen(x, *plain, bias, part.in_features, part._ACTIVATION, part._product)
+
+    def _all_biases(self):
+        joined, biases = self.layer._buffers["bias"], self._biases()
+        if all(bias is as_built for bias, as_built in zip(biases, self.biases, strict=True)):
+            if joined is not None or all(bias is None for bias in biases):
+                return joined
+        some = next(bias for bias in biases if bias is not None)
+        return torch.cat([
+            some.new_zeros(size) if bias is None else bias.detach()
+            for bias, size in zip(biases, self.sizes, strict=True)
+        ])  # fmt: skip
+
+    def _state(self, like):
+        """What else an output depends on: modes, and which tensors there are and how often they were changed in place."""
+        modes = torch.is_grad_enabled(), autocast_dtype(like)
         if torch.compiler.is_compiling():
             return modes
-        tensors = [like, *(buffer for buffer in self.layer._buffers.values() if buffer is not None)]
-        return *modes, *(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        buffers = [buffer for buffer in self.layer._buffers.values() if buffer is not None]
+        biases = [bias for bias in self._biases() if bias is not None]
+        versions = (0 if tensor.is_inference() else tensor._version for tensor in (like, *buffers, *biases))
+        return *modes, torch.is_inference_mode_enabled(), *map(id, biases), *versions
 
 
 def _refusal(layers):
@@ -159,7 +205,8 @@ def join_(model, names=NAMES):
 
     names: tuples of names of children of one module, in the order in which it calls them. The buffers of each layer become
     views of the joined buffers, which takes no additional memory, and its output is a part of the joined output. W8A8 and
-    W4A8 keep the same bits; layers that do not quantize x add in another order. Forward hooks run as before. Between the
+    W4A8 keep the same bits; layers that do not quantize x add in another order. With gradients each layer multiplies alone.
+    Forward hooks run as before. Between the
     calls of a group x must stay as it is: under torch.inference_mode and torch.compile a change in place goes unseen. pack_()
     afterwards packs each group as one; its state_dict then loads into a model that is joined and packed alike. Raises
     ValueError for a name that is not one of a tuple of strings.

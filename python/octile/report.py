@@ -63,7 +63,11 @@ class Report:
             f"  {100 * self.share:.1f} % of the model's {self.parameters:,} parameters are weights of quantized layers"
         )
         if self.multipliers:
-            layers = "1 layer multiplies its" if len(self.multipliers) == 1 else f"{len(self.multipliers)} layers multiply their"
+            layers = (
+                "1 layer multiplies its"
+                if len(self.multipliers) == 1
+                else f"{len(self.multipliers)} layers multiply their"
+            )
             lines.append(f"  {layers} inputs: {', '.join(self.multipliers)}")
             lines.append("    only Octile loads a checkpoint of them; multipliers=False smooths only where it folds")
         lines += [f"  not smoothed: {name}: {reason}" for name, reason in self.unsmoothed.items()]

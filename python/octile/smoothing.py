@@ -89,6 +89,8 @@ def checked_folds(model, folds, layers):
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
     for producer, consumers in folds.items():
+        if isinstance(consumers, str):
+            raise ValueError(f"octile: fold: {producer!r} has {consumers!r}, expected a list of names")
         before = modules.get(producer)
         if before is None:
             raise ValueError(f"octile: fold: the model has no {producer!r}")
@@ -116,6 +118,12 @@ def checked_folds(model, folds, layers):
                 raise ValueError(f"octile: fold: {name} is there twice")
             seen.add(name)
             checked.setdefault(before, []).append(name)
+    for producer in folds:
+        reached = [modules[producer]]  # a consumer has one producer, so a way from it ends or returns
+        for module in reached:
+            reached += [layers[name] for name in checked.get(module, []) if layers[name] not in reached]
+            if any(layers[name] is modules[producer] for name in checked.get(module, [])):
+                raise ValueError(f"octile: fold: what {producer} produces comes back to it")
     return checked
 
 

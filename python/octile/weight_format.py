@@ -21,7 +21,8 @@ class WeightFormat:
     zero_point: bool = False
 
     def __post_init__(self):
-        if self.group not in (0, 32, 64, 128) and (self.group is not None or self.bits < 8):
+        known = self.group in (0, 32, 64, 128) and not isinstance(self.group, bool)
+        if not known and (self.group is not None or self.bits < 8):
             nothing = "" if self.bits < 8 else ", and None for one per channel,"
             raise ValueError(
                 f"octile: group is {self.group}; 32, 64, 128, and 0 for a whole row{nothing or ','} are known"

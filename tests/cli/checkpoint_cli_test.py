@@ -103,6 +103,8 @@ class PageTest(Case):
         for arguments, says in (
             (["inspect"], "path"),
             (["inspect", "a", "b"], "b"),
+            (["inspect", "a", "--outlier", "nan"], "nan is not a positive number"),
+            (["inspect", "a", "--outlier", "-1"], "-1 is not a positive number"),
             (["compare", "a"], "b is required"),
             (["compare", "a", "b", "--min-sqnr", "x"], "--min-sqnr"),
             (["quantize", "a", "b"], "--format"),

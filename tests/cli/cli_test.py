@@ -323,7 +323,8 @@ class CheckTest(Case):
             self.assertEqual(both, {"quantize_portable": once["quantize_reference"], **once})
 
     def test_bad_values(self):
-        for option, value in (("--device", "gpu"), ("--kernel", "no_such_kernel"), ("--threads", "0"), ("--seed", "x")):
+        for option, value in (("--device", "gpu"), ("--kernel", "no_such_kernel"), ("--threads", "0"),
+                              ("--seed", "x"), ("--seed", "-1"), ("--seed", str(2**64))):
             with self.subTest(option=option, value=value):
                 self.bad(2, "check", f"{option}={value}", says=[option, value])
 

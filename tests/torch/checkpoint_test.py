@@ -75,6 +75,16 @@ def test_there_and_back(kind, target, packed, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize("config", [W8A8Dynamic(), W8A16(), W4A16(32)])
+def test_float64_there_and_back(config, tmp_path):
+    x, models = torch.randn(3, 64, dtype=torch.float64), [nn.Sequential(nn.Linear(64, 32)).double() for _ in range(2)]
+    quantize_(models[0], config)
+    save_checkpoint(models[0], tmp_path)
+    load_checkpoint_(models[1], tmp_path)
+    assert models[1][0].weight_scale.dtype is torch.float64
+    assert torch.equal(models[0](x), models[1](x))
+
+
 def test_the_layouts(tmp_path):
     """By the bytes, as compressed-tensors describes them."""
     model = converted("static")

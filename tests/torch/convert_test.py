@@ -59,6 +59,26 @@ def test_kinds(config, kind, limit, device):
     assert str(report).splitlines()[0] == f"{config}: 2 layers converted, 0 left as they were"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("config", [W8A8Dynamic(), W4A16(64), W4A8(64), octile.W8A16()])
+def test_weights_that_are_not_finite(config, value):
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight[1, 5] = value
+    with pytest.raises(ValueError, match="the weight of 2 has values that are not finite"):
+        quantize_(model, config)
+    assert type(model[0]) is type(model[2]) is nn.Linear
+
+
+def test_options_of_another_kind():
+    with pytest.raises(TypeError, match="calibration is a str, expected octile.Calibration"):
+        W4A16(method="clip", calibration="file")
+    with pytest.raises(ValueError, match="method is \\['clip'\\]"):
+        W4A16(method=["clip"])
+    with pytest.raises(ValueError, match="group is False"):
+        W4A16(group=False)
+
+
 def test_training_keeps_parameters(device):
     model = mlp(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -149,6 +149,115 @@ def test_gradients(device):
     torch.testing.assert_close(*dx, rtol=1e-4, atol=1e-4)
 
 
+def pairs(device, *changes, bias=True, config="w8a8"):
+    """A joined pair of layers and the same pair apart, after `changes` on each."""
+    torch.manual_seed(1)
+    alone = Pair(nn.Linear(64, 96, bias), nn.Linear(64, 96, bias)).to(device)
+    octile.quantize_(alone, CONFIGS[config])
+    joined = copy.deepcopy(alone)
+    assert octile.join_(joined) == ["gate_proj", "up_proj"]
+    for model in (joined, alone):
+        for change in changes:
+            change(model)
+    return joined, alone
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_bias_of_their_own(packs, device):
+    """A new one counts, as a parameter it has a gradient, and both are converted and loaded as in other layers."""
+    joined, alone = pairs(device, *[octile.pack_] * packs)
+    if packs and joined.gate_proj.packed_weight is None:
+        pytest.skip("no kernel of a GPU reads its packed weight")
+    x = torch.randn(3, 64, device=device)
+    for change in (lambda bias: bias + 100, lambda bias: nn.Parameter(bias - 7)):
+        results = []
+        for model in (joined, alone):
+            for layer in (model.gate_proj, model.up_proj):
+                bias = change(layer.bias.detach())
+                del layer.bias
+                if isinstance(bias, nn.Parameter):
+                    layer.register_parameter("bias", bias)
+                else:
+                    layer.register_buffer("bias", bias)
+            with torch.no_grad():
+                results.append([layer(x) for layer in (model.gate_proj, model.up_proj)])
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
+    for model in (joined, alone):
+        (model.gate_proj(x).sum() + 2 * model.up_proj(x).sum()).backward()
+        assert model.gate_proj.bias.grad.eq(3).all() and model.up_proj.bias.grad.eq(6).all()
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+        model.to(torch.bfloat16)
+    assert joined.gate_proj.bias.dtype is torch.bfloat16
+    x = x.bfloat16()
+    with torch.no_grad():
+        assert torch.equal(joined.up_proj(x), alone.up_proj(x))
+        replaced = {"bias": torch.ones(96, device=device, dtype=torch.bfloat16)}
+        called = [torch.func.functional_call(model.up_proj, replaced, (x,)) for model in (joined, alone)]
+    assert torch.equal(*called)
+
+
+def test_biases_are_converted(device):
+    joined, _ = pairs(device, lambda model: model.to(torch.bfloat16))
+    layer = joined.gate_proj._joined[0].layer
+    assert layer._buffers["bias"].dtype is torch.bfloat16
+    assert joined.gate_proj.bias.data_ptr() == layer._buffers["bias"].data_ptr()
+
+
+def test_outputs_are_each_layers_own(device):
+    """What is done to an output reaches no later call, and no other layer's gradient."""
+    joined, alone = pairs(device)
+    x = torch.randn(3, 64, device=device)
+    for model in (joined, alone):
+        with torch.no_grad():
+            first = model.gate_proj(x)
+            expected = first.clone()
+            first.zero_()
+            assert torch.equal(model.gate_proj(x), expected)
+        leaf = x.clone().requires_grad_()
+        gated = nn.functional.silu(model.gate_proj(leaf), inplace=True) * model.up_proj(leaf)
+        gated.sum().backward()
+        leaf.grad = None
+        model.gate_proj(leaf).sum().backward()
+        model.up_proj(leaf).sum().backward()
+        late = x.clone()
+        model.gate_proj(late)
+        assert model.up_proj(late.requires_grad_()).requires_grad
+        with torch.no_grad():
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                model.gate_proj(x)
+            with torch.autocast(device.type, dtype=torch.float16):
+                assert model.up_proj(x).dtype is torch.float16
+        with torch.inference_mode():
+            model.gate_proj(x)
+        with torch.no_grad():
+            assert not model.up_proj(x).is_inference()
+
+
+def test_another_backward(device):
+    def to_int8(model):
+        model.gate_proj.backward = model.up_proj.backward = "int8"
+
+    x, dy, gradients = torch.randn(300, 64, device=device), torch.randn(300, 96, device=device), []
+    for changes in ((), (to_int8,)):
+        for model in pairs(device, *changes):
+            leaf = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad(model.gate_proj(leaf) + model.up_proj(leaf), leaf, dy)[0])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[2], gradients[3])
+    assert not torch.equal(gradients[1], gradients[2])
+
+
+@pytest.mark.parametrize("config", EXACT)
+def test_a_refit_between_the_calls(config, device):
+    joined, alone = pairs(device, config=config)
+    x, new = torch.randn(3, 64, device=device), torch.randn(96, 64, device=device)
+    with torch.no_grad():
+        joined.gate_proj(x)
+        for model in (joined, alone):
+            model.up_proj.refit_(new)
+        assert torch.equal(joined.up_proj(x), alone.up_proj(x))
+
+
 @pytest.mark.parametrize("config", ["w8a8", "w4a16"])
 def test_compiled_generation(config, device):
     torch._dynamo.reset()

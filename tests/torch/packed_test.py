@@ -82,6 +82,33 @@ def test_a_model(device):
         W8A8Linear(64, 8, device=device, dtype=torch.float64).pack_()
 
 
+@pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
+def test_gradients_of_any_number_of_rows_compiled(kind):
+    torch._dynamo.reset()
+    model = nn.Sequential(*(kind.from_linear(nn.Linear(128, 128)).pack_() for _ in range(2)))
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (5, 3):
+        x, gradients = torch.randn(rows, 128), []
+        for one in (compiled, model):
+            leaf = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad(one(leaf).square().sum(), leaf)[0])
+        torch.testing.assert_close(*gradients)
+    torch._dynamo.reset()
+
+
+def test_what_x_is_not():
+    layer = W8A8Linear.from_linear(nn.Linear(64, 24)).pack_()
+    with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
+        layer(torch.ones(2, 64, dtype=torch.float64))
+    with pytest.raises(
+        TypeError, match="x is a QuantizedInput, expected a tensor; octile.Linear and W8A8Linear that is not"
+    ):
+        layer(octile.quantize_input(torch.ones(2, 64)))
+    for one in (layer, W8A8Linear.from_linear(nn.Linear(64, 24))):
+        with pytest.raises(TypeError, match="x is a NoneType, expected a tensor"):
+            one(None)
+
+
 def test_refusals():
     layer = next(layers(64, 24)).pack_()
     with pytest.raises(RuntimeError, match="Missing key.*packed_weight"):

@@ -27,6 +27,17 @@ def places(layer):
     return {name: t.data_ptr() for name, t in layer.named_buffers()}
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_backward_after_another_weight(name):
+    kind, words = LAYERS[name]
+    old, new = linears(torch.float32)
+    layer = kind.from_linear(old, **words)
+    y = layer(torch.randn(3, 192, requires_grad=True))
+    layer.refit_(new.weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_bits_of_a_new_layer_in_the_old_place(name, dtype):

@@ -32,6 +32,14 @@ def logits(model):
         return model(TOKENS).logits
 
 
+def test_the_type_that_it_has_now(tmp_path):
+    llama().save_pretrained(tmp_path / "float")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "float").to(torch.bfloat16)
+    quantize_(model, W8A8Dynamic(), lambda module, name: "lm_head" not in name)
+    model.save_pretrained(tmp_path / "int8")
+    assert json.loads((tmp_path / "int8" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 class Wrapper(nn.Module):
     def __init__(self, inner):
         super().__init__()

@@ -319,6 +319,7 @@ class Shifted(nn.RMSNorm):
         ({"norm": ["value"], "norm_again": ["gate", "value"]}, "value is there twice"),
         ({"shifted": ["value"]}, "the output of shifted, a Shifted, is not in proportion to its weight"),
         ({"table": ["value"]}, "table is a Embedding; norms and torch.nn.Linear can be"),
+        ({"norm": "value"}, "'norm' has 'value', expected a list of names"),
         ({"tied": ["value"]}, r"tied shares its weight with \['mlp.0', 'tied'\]"),
     ],
 )
@@ -332,6 +333,15 @@ def test_bad_folds(fold, says):
     with pytest.raises(ValueError, match=says):
         quantize_(model, W8A8Static(calibration, fold=fold))
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("fold", [{"0": ["0"]}, {"0": ["2"], "2": ["0"]}])
+def test_folds_that_go_in_circles(fold):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    with torch.no_grad(), octile.calibrate(model) as calibration:
+        model(torch.randn(100, 64))
+    with pytest.raises(ValueError, match="fold: what 0 produces comes back to it"):
+        quantize_(model, W8A8Static(calibration, fold=fold))
 
 
 def test_a_producer_that_cannot_hold_it():
