@@ -113,6 +113,8 @@ class LinearCases {
         add_large(rows, sizes, 6);
       }
     }
+    for (std::int64_t e = 100; e < 300; ++e) many.push_back(e * 7 % 5);  // more than a warp looks at in one turn
+    for (const Sizes sizes : {Sizes{0, 24, 256}, {1, 40, 128}}) add_large(many, sizes, 6);
     if (format != kW8A16) {  // several waves of Hopper's tiles for few rows and for many
       add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8192, 512}, 3);
       if (format.float_a) {  // in f64, by one thread

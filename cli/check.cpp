@@ -172,10 +172,11 @@ void add_check(CLI::App& app) {
   check->add_option("--seed", options->sweep.seed, "Of the random inputs")
       ->check(CLI::Validator(
           [](const std::string& text) {
-            std::uint64_t seed = 0;
             const char* const end = text.data() + text.size();
-            const auto [last, error] = std::from_chars(text.data(), end, seed);
-            return last == end && error == std::errc() ? "" : text + " is not a whole number below 2^64";
+            std::uint64_t seed = 0;
+            const bool decimal = text.find_first_not_of("0123456789") == text.npos;
+            const bool fits = !decimal || std::from_chars(text.data(), end, seed).ec == std::errc();
+            return fits && text.front() != '-' ? "" : text + " is not a whole number below 2^64";
           },
           ""))
       ->capture_default_str();

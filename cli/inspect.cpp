@@ -200,7 +200,7 @@ void add_inspect(CLI::App& app) {
             const bool given = CLI::detail::lexical_cast(text, factor) && factor > 0 && std::isfinite(factor);
             return given ? "" : text + " is not a positive number";
           },
-          ""))
+          "POSITIVE"))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
   add_quiet(*command);

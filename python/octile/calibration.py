@@ -235,7 +235,7 @@ def calibrate(model, *, second_moments=False, samples=256, filter=None):
     Every row counts, those of padding too: run batches without padding. Call the model as it is, not compiled: a
     compiled model does not call the hooks. Raises ValueError at the end of the block if no layer has seen a row.
     """
-    if not isinstance(samples, int) or samples < 0:
+    if not hasattr(samples, "__index__") or samples < 0:
         raise ValueError(f"octile: samples is {samples!r}, expected a whole number, 0 or more")
     observers, hooks = {}, []
 

@@ -430,15 +430,15 @@ def _refused_experts(module, name, config, filter, sharers):
 def converted(convert, module, name, config):
     """What takes the place of `module`, a linear layer or experts."""
     if not experts.is_experts(module):
-        return _finite(convert(as_linear(module), name), name)
+        return finite(convert(as_linear(module), name), name)
     if isinstance(config, Int8Training):
         return experts.TrainedExperts.from_module(module, config._options())
     names = {part: f"{name}.{part}" for part in experts.names(module)}
-    parts = [_finite(convert(experts.as_linear(module, part), words), words) for part, words in names.items()]
+    parts = [finite(convert(experts.as_linear(module, part), words), words) for part, words in names.items()]
     return experts.from_module(module, *parts)
 
 
-def _finite(layer, name):
+def finite(layer, name):
     """The layer. Raises ValueError where its weight had a NaN or an infinity, which its scales then have."""
     if isinstance(layer, inference._Inference) and not layer.weight_scale.is_meta:
         if not layer.weight_scale.isfinite().all():

@@ -600,7 +600,7 @@ def linear(
         return run(x, w, b, o)
     except (RuntimeError, IndexError, AttributeError):
         if not isinstance(w, torch.Tensor):
-            raise TypeError(f"octile: w is a {type(w).__name__}, and x a tensor") from None
+            raise TypeError(f"octile: w is a {type(w).__name__}, expected a tensor") from None
         if w.dim() == 2:
             in_features = w.shape[0 if o.layout == _c.IN_OUT else 1]
             if x.dim() == 0 or x.size(-1) != in_features:

@@ -239,7 +239,8 @@ class _Inference(nn.Module):
 
         Each buffer stays where it is: compiled code and captured graphs compute with the new weight from then on. The
         bits are those of from_linear() with its defaults, but zero points become 0, and a layer with one scale for all
-        channels keeps one (packed, it has one a channel). Scales of the input stay. An int8
+        channels keeps one (packed, it has one a channel). A backward of a forward from before is an error, but of a
+        packed layer, which has kept its weight; layers that are joined count as one. Scales of the input stay. An int8
         weight that is not packed and has no input_multiplier is written by one kernel, without a copy in between. bias:
         copied, if it is given.
 

@@ -9,10 +9,11 @@ them then, and the others an empty one.
 """
 
 import copy
+from typing import NamedTuple
 
 import torch
 
-from .functional import QuantizedInput, autocast_dtype, run_frozen
+from .functional import QuantizedInput, _any_autocast, autocast_dtype, check_input, run_frozen
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear, _Inference
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -23,7 +24,7 @@ class Joined:
     """What the layers `parts` share: `layer`, which has all their channels, or None while they are on several devices."""
 
     def __init__(self, parts):
-        self.parts, self.layer, self.held = parts, None, None
+        self.parts, self.layer, self.held, self.unshared = parts, None, None, False
         self.sizes = [part.out_features for part in parts]
         self.build()
         for index, part in enumerate(parts):
@@ -31,6 +32,9 @@ class Joined:
 
     def __getstate__(self):
         return self.__dict__ | {"held": None}
+
+    def __setstate__(self, state):
+        self.__dict__ |= state | {"unshared": True}  # pickles hold each tensor's memory by itself
 
     def build(self):
         """Joins the buffers, which the parts then see parts of; a packed weight is that of all already."""
@@ -42,7 +46,7 @@ class Joined:
         names = _Inference._KEPT if self._own_biases() else (*_Inference._KEPT, "bias")
         with torch.inference_mode(False), torch.no_grad():
             for name in names:
-                if first._buffers[name] is not None:
+                if first._buffers.get(name) is not None:
                     layer._buffers[name] = torch.cat([part._buffers[name] for part in self.parts])
             layer._align()
         for part, begin in zip(self.parts, self._begins(), strict=True):
@@ -50,7 +54,7 @@ class Joined:
                 if (joined := layer._buffers[name]) is not None:
                     part._buffers[name] = joined.narrow(0, begin, part.out_features)
             part._unpacked = None
-        self.layer = layer
+        self.layer, self.unshared = layer, False
         # As the parts have them: one that is replaced is another tensor.
         self.biases = self._biases()
 
@@ -66,6 +70,8 @@ class Joined:
 
     def whole_layer(self):
         """The layer of all parts. Raises RuntimeError while they are on several devices."""
+        if self.unshared:
+            self.follow()
         if self.layer is None:
             devices = ", ".join(sorted({str(part._device()) for part in self.parts}))
             raise RuntimeError(
@@ -108,7 +114,7 @@ class Joined:
         names = _Inference._KEPT
         if not self._own_biases():
             names = (*names, "bias")
-            if (self.layer._buffers["bias"] is None) != (self.parts[0]._buffers["bias"] is None):
+            if (self.layer._buffers["bias"] is None) != (self.parts[0]._buffers.get("bias") is None):
                 return False
         return all(
             (joined := self.layer._buffers[name]) is None or part._buffers[name].data_ptr() == joined[begin].data_ptr()
@@ -118,7 +124,7 @@ class Joined:
 
     def follow(self):
         """After something has made buffers of a part anew."""
-        self.held = None
+        self.held, self.unshared = None, False
         if self.layer is not None and self._whole():
             if not self._own_biases():
                 self.biases = self._biases()
@@ -131,6 +137,10 @@ class Joined:
     def output(self, index, x):
         """What part `index` makes of x: its part of a product for all, which the first of them asks for."""
         part, like = self.parts[index], x.like if type(x) is QuantizedInput else x
+        if not isinstance(like, torch.Tensor):
+            check_input(x, part.in_features)  # raises
+        if self.unshared:
+            self.follow()
         bias = part._bias()
         if self.layer is None:
             if part._buffers["packed_weight"] is not None:
@@ -138,29 +148,33 @@ class Joined:
             return part._run(x, bias)
         if torch.is_grad_enabled() and (like.requires_grad or (bias is not None and bias.requires_grad)):
             return self._alone(index, x, bias)
-        state = self._state(like)
-        held = self.held
-        if held is None or held[0] is not like or held[1] != state or held[2][index] is None:
-            y = self.layer._run(x, self._all_biases())
-            held = self.held = (like, state, list(y.split(self.sizes, -1)))
-        y, held[2][index] = held[2][index], None
+        held, state, y = self.held, self._state(like), None
+        if held is not None and held.like is like and held.state == state and held.has_bias(index, bias):
+            y = held.outputs.pop(index, None)  # each is handed out once, to one thread
+        if y is None:
+            biases = self._biases()
+            # Of outputs that are changed in place, autograd asks none of the others.
+            outputs = torch.unsafe_split_with_sizes(self.layer._run(x, self._all_biases(biases)), self.sizes, -1)
+            self.held = held = _Held(like, state, dict(enumerate(outputs)), biases, [_version(bias) for bias in biases])
+            y = held.outputs.pop(index)
         if index == len(self.sizes) - 1:
             self.held = None
         return y
 
     def _alone(self, index, x, bias):
-        """With a gradient, which is each layer's own: in place, at any time, by its own `backward`."""
-        part = self.parts[index]
+        """A part's own node of autograd, so that outputs may be changed in place and differentiated one by one."""
+        part, begin = self.parts[index], self._begins()[index]
         if self.layer._buffers["packed_weight"] is None:
             return part._run(x, bias)
-        plain = self.plain_weight(index)
+        plain = (None if t is None else t.narrow(0, begin, part.out_features) for t in self.layer._unpacked_weight())
         return run_frozen(x, *plain, bias, part.in_features, part._ACTIVATION, part._product)
 
-    def _all_biases(self):
-        joined, biases = self.layer._buffers["bias"], self._biases()
-        if all(bias is as_built for bias, as_built in zip(biases, self.biases, strict=True)):
-            if joined is not None or all(bias is None for bias in biases):
-                return joined
+    def _all_biases(self, biases):
+        joined = self.layer._buffers["bias"]
+        if all(bias is None for bias in biases):
+            return None
+        if joined is not None and all(bias is built for bias, built in zip(biases, self.biases, strict=True)):
+            return joined
         some = next(bias for bias in biases if bias is not None)
         return torch.cat([
             some.new_zeros(size) if bias is None else bias.detach()
@@ -168,14 +182,32 @@ class Joined:
         ])  # fmt: skip
 
     def _state(self, like):
-        """What else an output depends on: modes, and which tensors there are and how often they were changed in place."""
-        modes = torch.is_grad_enabled(), autocast_dtype(like)
+        """What else an output depends on: modes, and how often x and the weight were changed in place."""
         if torch.compiler.is_compiling():
-            return modes
-        buffers = [buffer for buffer in self.layer._buffers.values() if buffer is not None]
-        biases = [bias for bias in self._biases() if bias is not None]
-        versions = (0 if tensor.is_inference() else tensor._version for tensor in (like, *buffers, *biases))
-        return *modes, torch.is_inference_mode_enabled(), *map(id, biases), *versions
+            return torch.is_grad_enabled(), autocast_dtype(like)
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        buffers = self.layer._buffers
+        tensors = like, buffers["packed_weight"], *(buffers[name] for name in _Inference._KEPT)
+        return *modes, autocast_dtype(like) if _any_autocast() else None, *map(_version, tensors)
+
+
+class _Held(NamedTuple):
+    """What a product for all has left for the parts that ask later."""
+
+    like: torch.Tensor
+    state: tuple
+    outputs: dict[int, torch.Tensor]
+    biases: list
+    versions: list
+
+    def has_bias(self, index, bias):
+        return self.biases[index] is bias and self.versions[index] == _version(bias)
+
+
+def _version(tensor):
+    if tensor is None or torch.compiler.is_compiling() or tensor.is_inference():
+        return 0
+    return tensor._version
 
 
 def _refusal(layers):
@@ -206,10 +238,9 @@ def join_(model, names=NAMES):
     names: tuples of names of children of one module, in the order in which it calls them. The buffers of each layer become
     views of the joined buffers, which takes no additional memory, and its output is a part of the joined output. W8A8 and
     W4A8 keep the same bits; layers that do not quantize x add in another order. With gradients each layer multiplies alone.
-    Forward hooks run as before. Between the
-    calls of a group x must stay as it is: under torch.inference_mode and torch.compile a change in place goes unseen. pack_()
-    afterwards packs each group as one; its state_dict then loads into a model that is joined and packed alike. Raises
-    ValueError for a name that is not one of a tuple of strings.
+    Forward hooks run as before. Between the calls of a group x must stay as it is: under torch.inference_mode and
+    torch.compile a change in place goes unseen. pack_() afterwards packs each group as one; its state_dict then loads into a
+    model that is joined and packed alike. Raises ValueError for a name that is not one of a tuple of strings.
     """
     for group in names:
         if isinstance(group, str) or not all(isinstance(name, str) for name in group):

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -89,7 +90,7 @@ def checked_folds(model, folds, layers):
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
     for producer, consumers in folds.items():
-        if isinstance(consumers, str):
+        if isinstance(consumers, str) or not isinstance(consumers, Iterable):
             raise ValueError(f"octile: fold: {producer!r} has {consumers!r}, expected a list of names")
         before = modules.get(producer)
         if before is None:

@@ -79,7 +79,7 @@ class _Trainable(nn.Module):
             w, b = self.weight, self.bias
         try:
             return functional.run(x, w, b, self._options, self._weight_cache)
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, AttributeError):
             functional.check_input(x, self.in_features, self.weight.dtype)
             raise
 

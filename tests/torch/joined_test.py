@@ -1,6 +1,9 @@
 """Layers that are multiplied as one: their bits, what is saved, and what happens when their buffers change."""
 
 import copy
+import pickle
+import sys
+import threading
 
 import octile
 import pytest
@@ -232,6 +235,81 @@ def test_outputs_are_each_layers_own(device):
             model.gate_proj(x)
         with torch.no_grad():
             assert not model.up_proj(x).is_inference()
+        more = torch.ones(96, device=device, requires_grad=True)
+        y = model.gate_proj(x)
+        y += more  # of an output that had no gradient
+        y.sum().backward()
+        assert more.grad.eq(3).all()
+        first, second = model.gate_proj(x), model.up_proj(x)
+        product = (more * first).sum()
+        second.mul_(2)
+        product.backward()
+
+
+def test_one_unpacking_for_all_gradients(device, monkeypatch):
+    joined, alone = pairs(device, octile.pack_)
+    if joined.gate_proj.packed_weight is None:
+        pytest.skip("no kernel of a GPU reads its packed weight")
+    calls, unpack = [], type(joined.gate_proj.format).unpack
+    monkeypatch.setattr(type(joined.gate_proj.format), "unpack", lambda *a: calls.append(1) or unpack(*a))
+    x = torch.randn(3, 64, device=device)
+    for _ in range(2):
+        gradients = []
+        for model in (joined, alone):
+            leaf = x.clone().requires_grad_()
+            (model.gate_proj(leaf) * model.up_proj(leaf)).sum().backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert len(calls) == 3  # one for the joined layers, two for those apart
+
+
+def test_no_bias_any_more(device):
+    def without(model):
+        model.gate_proj.bias = model.up_proj.bias = None
+
+    joined, alone = pairs(device, without)
+    x = torch.randn(3, 64, device=device)
+    assert torch.equal(joined.gate_proj(x), alone.gate_proj(x))
+    joined.to(torch.bfloat16), alone.to(torch.bfloat16)
+    assert torch.equal(joined.up_proj(x), alone.up_proj(x))
+    with pytest.raises(TypeError, match="x is a NoneType, expected a tensor"):
+        joined.gate_proj(None)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_pickles_share_memory_again(packs, device):
+    joined, _ = pairs(device, *[octile.pack_] * packs)
+    other = pickle.loads(pickle.dumps(joined))
+    x, new = torch.randn(3, 64, device=device), torch.randn(96, 64, device=device)
+    for model in (joined, other):
+        model.up_proj.refit_(new)
+    for name in ("gate_proj", "up_proj"):
+        assert torch.equal(getattr(joined, name)(x), getattr(other, name)(x))
+    assert other._modules["up_proj"]._joined[0]._whole()
+
+
+def test_threads_share_an_input():
+    """Each gets its output, whoever multiplied."""
+    joined, alone = pairs(torch.device("cpu"))
+    x = torch.randn(1, 64)
+    expected, wrong = [alone.gate_proj(x), alone.up_proj(x)], []
+
+    def call():
+        for _ in range(300):
+            y = joined.gate_proj(x), joined.up_proj(x)
+            wrong.extend(a for a, b in zip(y, expected, strict=True) if a is None or not torch.equal(a, b))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
 
 
 def test_another_backward(device):

@@ -320,6 +320,7 @@ class Shifted(nn.RMSNorm):
         ({"shifted": ["value"]}, "the output of shifted, a Shifted, is not in proportion to its weight"),
         ({"table": ["value"]}, "table is a Embedding; norms and torch.nn.Linear can be"),
         ({"norm": "value"}, "'norm' has 'value', expected a list of names"),
+        ({"norm": None}, "'norm' has None, expected a list of names"),
         ({"tied": ["value"]}, r"tied shares its weight with \['mlp.0', 'tied'\]"),
     ],
 )

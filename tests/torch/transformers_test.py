@@ -155,6 +155,19 @@ def test_layers_by_name(folders):
     assert torch.equal(answer(model), answer(plain))
 
 
+@pytest.mark.parametrize("make", [llama, mixtral])
+def test_weights_that_are_not_finite(make, tmp_path):
+    """Transformers collects what goes wrong, and says so in a table that it logs."""
+    model = make()
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if "mlp" in name and p.dim() > 1 and "gate." not in name)[
+            0, 0
+        ] = torch.nan
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="CONVERSION"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=OctileConfig("w8a8"))
+
+
 def test_weights_that_the_files_lack(folders):
     torch.manual_seed(3)
     kind = transformers.BertForSequenceClassification

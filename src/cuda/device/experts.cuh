@@ -34,7 +34,7 @@ struct ExpertTile {
   int tile, tiles;
 };
 
-// Finds tiles of `rows` rows of all experts. All lanes of a warp call it alike, and each knows kEach neighbouring
+// Finds tiles of `rows` rows of all experts. All lanes of a warp call it with the same arguments, and each knows kEach neighbouring
 // experts; more than 32 kEach of them are read in turns.
 class TileFinder {
  public:

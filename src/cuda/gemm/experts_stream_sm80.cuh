@@ -1,5 +1,5 @@
 // Experts with few rows each, of w4a8_grouped_gemm_sm80 and w4a16_grouped_gemm_sm80: packed nibbles go from global
-// memory straight into the registers of the instructions, without shared memory and barriers.
+// memory straight into the registers of the instructions. There is no shared memory, and there are no barriers.
 //
 // Each warp multiplies alone: tiles of 16 rows of the weight, a panel, by up to kTokens of an expert's tokens, one tile
 // after another. Its loads of the weight are kAhead units of 128 terms ahead, also from one tile to the next. Tokens
@@ -224,6 +224,7 @@ template <class Shape, class Arithmetic, bool kZeros>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     experts_stream_kernel(const __grid_constant__ GroupedArguments p) {
   wait_for_previous();
+  __threadfence();  // a grid that started early must not meet lines of the L1 from before: tokens come from there
   let_next_start();
   multiply_stream<Shape, Arithmetic, kZeros>(p);
 }

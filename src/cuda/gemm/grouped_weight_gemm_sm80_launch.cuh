@@ -18,15 +18,21 @@
 
 namespace octile::cuda::grouped_weight_sm80 {
 
-// Seconds on an SM of an H200 for a slice of the tile, of one block and of each further one that is on the SM at the
-// same time. Of a stream: for a tile's beginning and end, and for each of its units.
+// Seconds on an SM of an H200 for a slice of the tile.
 struct TileTimes {
-  double alone, further;
+  double alone;    // of one block
+  double further;  // of each further one that is on the SM at the same time
+};
+
+// Of a warp.
+struct StreamTimes {
+  double tile;  // besides its units
+  double unit;
 };
 
 template <class Tile>
 struct Candidate {
-  TileTimes times;
+  std::conditional_t<Tile::kStreams, StreamTimes, TileTimes> times;
 };
 
 constexpr double kLaunchSeconds = 6.1e-6;
@@ -108,7 +114,7 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
       const double panels = expected_tiles(p, m, Tile::kTokens) * static_cast<double>(ceil_div(p.n, kPanelRows));
       const double rounds = std::ceil(panels / (gpu.sms * Tile::kBlocks * Tile::kWarps));  // of all warps
       const double units = k / kUnitTerms * (1 + 0.15 * folds);
-      consider(tile, 1, rounds * (candidate.times.alone + units * candidate.times.further));
+      consider(tile, 1, rounds * (candidate.times.tile + units * candidate.times.unit));
     } else {
       for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
            ++parts) {
