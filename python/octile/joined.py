@@ -57,6 +57,12 @@ class Joined:
         self.layer, self.unshared = layer, False
         # As the parts have them: one that is replaced is another tensor.
         self.biases = self._biases()
+        self._watch()
+
+    def _watch(self):
+        """Finds the tensors of the weight that count their changes."""
+        buffers = (self.layer._buffers[name] for name in ("packed_weight", *_Inference._KEPT))
+        self.watched = [t for t in buffers if t is not None and not t.is_inference()]
 
     def pack_(self):
         """Packs the weights of all parts as one."""
@@ -67,6 +73,7 @@ class Joined:
             part._buffers["packed_weight"] = layer._buffers["packed_weight"].new_empty(0)
         self.parts[0]._buffers["packed_weight"] = layer._buffers["packed_weight"]
         self.held = None
+        self._watch()
 
     def whole_layer(self):
         """The layer of all parts. Raises RuntimeError while they are on several devices."""
@@ -185,10 +192,8 @@ class Joined:
         """What else an output depends on: modes, and how often x and the weight were changed in place."""
         if torch.compiler.is_compiling():
             return torch.is_grad_enabled(), autocast_dtype(like)
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        buffers = self.layer._buffers
-        tensors = like, buffers["packed_weight"], *(buffers[name] for name in _Inference._KEPT)
-        return *modes, autocast_dtype(like) if _any_autocast() else None, *map(_version, tensors)
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _any_autocast() and autocast_dtype(like)
+        return *modes, 0 if like.is_inference() else like._version, *[t._version for t in self.watched]
 
 
 class _Held(NamedTuple):
