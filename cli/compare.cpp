@@ -11,6 +11,7 @@
 
 #include "cli/cli.h"
 #include "cli/support/console.h"
+#include "cli/support/numbers.h"
 #include "model_text.h"
 #include "octile/checkpoint/measure.h"
 
@@ -299,8 +300,12 @@ void add_compare(CLI::App& app) {
   auto options = std::make_shared<Options>();
   command->add_option("a", options->a, "A safetensors file, or a model's folder")->required();
   command->add_option("b", options->b, "The same; compared with A")->required();
-  command->add_option("--min-sqnr,--least-sqnr", options->min_sqnr, "Fail if a layer has less, in dB")->type_name("DB");
-  command->add_option("--worst", options->worst, "How many layers to show")->capture_default_str();
+  command->add_option("--min-sqnr,--least-sqnr", options->min_sqnr, "Fail if a layer has less, in dB")
+      ->check(finite_number("", false))
+      ->type_name("DB");
+  command->add_option("--worst", options->worst, "How many layers to show")
+      ->check(CLI::Range(0, 1 << 30).description(""))
+      ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
   add_quiet(*command);
   command->callback([options] { compare(*options); });

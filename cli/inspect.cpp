@@ -9,6 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/support/console.h"
+#include "cli/support/numbers.h"
 #include "model_text.h"
 #include "octile/checkpoint/measure.h"
 
@@ -194,13 +195,7 @@ void add_inspect(CLI::App& app) {
   command->add_option("path", options->path, "A safetensors file, or a model's folder")->required();
   command->add_flag("--headers", options->headers, "Read only the headers");
   command->add_option("--outlier", options->outlier, "An outlier exceeds the median by this factor")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            double factor = 0;
-            const bool given = CLI::detail::lexical_cast(text, factor) && factor > 0 && std::isfinite(factor);
-            return given ? "" : text + " is not a positive number";
-          },
-          "POSITIVE"))
+      ->check(finite_number("POSITIVE", true))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
   add_quiet(*command);

@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "base/output.h"
 #include "cli/cli.h"
@@ -106,9 +107,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& help_or_version) {
     return app.exit(help_or_version);
   } catch (const CLI::RequiredError& error) {
-    const std::string unknown = app.remaining().empty() ? "" : app.remaining().front();
+    const std::vector<std::string> rest = app.remaining(true);
+    const std::string unknown = rest.empty() ? "" : rest.front();
     if (unknown.empty()) return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
-    return report(unknown + " is no command or option of octile (see octile --help)", kUsage);
+    return report(unknown + " is no command or option of " + page(app) + " (see " + page(app) + " --help)", kUsage);
   } catch (const CLI::ParseError& error) {
     return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
   }

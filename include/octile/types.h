@@ -146,7 +146,10 @@ struct WeightFormat {
   bool zero_point = false;                     // s4: each scale has a zero point
 
   static const WeightFormat s8_per_channel, s8_per_tensor, s8_group, s4_group;  // groups of 128
-  friend constexpr bool operator==(const WeightFormat&, const WeightFormat&) = default;
+  friend constexpr bool operator==(const WeightFormat& a, const WeightFormat& b) {
+    const bool same_group = a.granularity != Granularity::group || a.group == b.group;
+    return a.type == b.type && a.granularity == b.granularity && same_group && a.zero_point == b.zero_point;
+  }
 
   static constexpr WeightFormat in_groups(DType type, std::int64_t group = 128) {
     return {type, Granularity::group, group};

@@ -139,6 +139,10 @@ void check_alignment(std::string_view function, std::string_view name, const voi
 void pack_weight(const GemmProblem& p, const GemmOperands& o, std::byte* packed) {
   const PackedLayout at = packed_layout(p);
   constexpr int kTwoZeroNibbles = 0x88;
+  if (p.b.zero_point) {
+    const std::int64_t end = at.zero_points_at + at.panels * at.groups * kPanelChannels;
+    std::memset(packed + end, 0, static_cast<std::size_t>(at.size - end));
+  }
   cpu::parallel_for(p.threads, at.panels, [&](std::int64_t panel) {
     std::memset(packed + panel * at.panel_bytes, is_s4(p) ? kTwoZeroNibbles : 0,
                 static_cast<std::size_t>(at.panel_bytes));

@@ -107,6 +107,8 @@ class PageTest(Case):
             (["inspect", "a", "--outlier", "-1"], "-1 is not a positive number"),
             (["compare", "a"], "b is required"),
             (["compare", "a", "b", "--min-sqnr", "x"], "--min-sqnr"),
+            (["compare", "a", "b", "--min-sqnr", "nan"], "nan is not a finite number"),
+            (["compare", "a", "b", "--worst", "-1"], "-1"),
             (["quantize", "a", "b"], "--format"),
             (["quantize", "a", "b", "--format", "w3"], "w3"),
             (["quantize", "a", "b", "--format", "w4a16", "--group", "48"], "48"),

@@ -337,6 +337,18 @@ bool has_cuda_rows() {
   return std::any_of(rows.begin(), rows.end(), [](const KernelInfo& row) { return row.device == DeviceType::cuda; });
 }
 
+TEST(BadDescription, AGroupCountsOnlyWhereScalesAreForGroups) {
+  LinearBackwardDescription d{.m = 4, .n = 8, .k = 16};
+  d.weight.group = 7;
+  EXPECT_EQ(d.weight, WeightFormat::s8_per_channel);
+  EXPECT_NO_THROW(LinearBackwardPlan::select(d));
+  EXPECT_NE(WeightFormat::in_groups(DType::s8, 32), WeightFormat::s8_group);
+}
+
+TEST(BadTensor, OfAnotherRank) {
+  expect_layer_error([](auto& c) { c.args.y.rank = 3; }, {Status::shape_mismatch, {"of rank 3"}});
+}
+
 TEST(BadDescription, Linear) {
   const auto invalid = Status::invalid_argument;
   const auto unsupported = Status::unsupported;

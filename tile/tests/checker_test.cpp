@@ -8,6 +8,16 @@
 namespace octile::tile {
 namespace {
 
+TEST(Grid, HasThreeAxes) {
+  Array<s32> z("z", {8});
+  for (const int axis : {-1, 3}) {
+    const auto ids = [=](auto& t, auto pz) { t.store(pz + t.program_id(axis), 1); };
+    const auto counts = [=](auto& t, auto pz) { t.store(pz + t.num_programs(axis), 1); };
+    EXPECT_THROW(launch(CheckedCpu{}, Grid{2}, ids, z), std::invalid_argument);
+    EXPECT_THROW(launch(CheckedCpu{}, Grid{2}, counts, z), std::invalid_argument);
+  }
+}
+
 // ---- Out of bounds ----
 
 TEST(OutOfBounds, LoadPastTheEnd) {
@@ -54,6 +64,20 @@ TEST(OutOfBounds, GatheredAndAtomic) {
       bins);
   EXPECT_EQ(only(report, Problem::out_of_bounds, 2).first.lane, (Triple{0, 0, 2}));
   EXPECT_EQ(bins[0] + bins[3], 2);
+}
+
+TEST(OutOfBounds, NeighboursOnBothSides) {
+  auto x = ramp("x", {70});
+  Array<f32> z("z", {70});
+  const auto differences = [](auto& t, auto px, auto pz, int n) {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(pz + i, t.load(px + i + 1, i < n - 1, 0.0f) - t.load(px + i - 1, (i > 0) & (i < n), 0.0f), i < n);
+  };
+  const Report report = launch(CheckedCpu{}, Grid{3}, differences, x, z, 70);
+  EXPECT_TRUE(report.findings.empty()) << all(report);
+  for (int i = 1; i < 69; ++i) EXPECT_EQ(z[i], x[i + 1] - x[i - 1]);
+  EXPECT_EQ(z[0], x[1]);
+  EXPECT_EQ(z[69], -x[68]);
 }
 
 TEST(OutOfBounds, ExactlyTheEndIsRight) {

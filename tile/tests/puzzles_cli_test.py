@@ -42,6 +42,10 @@ class Puzzles(unittest.TestCase):
             self.assertRegex(line, f"^{puzzle['number']} +{puzzle['name']} ")
             self.assertLessEqual(len(line), 150)
 
+    def test_unknown_verbs_are_named(self):
+        for word in ("lst", "--bogus"):
+            self.assertIn(f"{word} is no command or option", octile(word, status=2).stderr)
+
     def test_run(self):
         said = octile("run", "all").stdout
         rows = re.findall(r"(?m)^(\d+) +(\w+) +right +\d+ +(\d+) +(\d+\.\d+) ", said)

@@ -217,8 +217,8 @@ class CheckedCpu::Program {
              static_cast<int>(number / grid.x / grid.y)},
         counts_{grid.x, grid.y, grid.z} {}
 
-  CheckedIndex id(int axis) const { return {ids_[axis], {}}; }
-  int count(int axis) const { return counts_[axis]; }
+  CheckedIndex id(int axis) const { return {ids_[grid_axis(axis)], {}}; }
+  int count(int axis) const { return counts_[grid_axis(axis)]; }
   void barrier() { recorder_.barrier(); }
 
   template <class P, class M, class Other>

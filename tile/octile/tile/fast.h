@@ -67,8 +67,8 @@ class FastCpu::Program {
  public:
   Program(const Grid& grid, std::array<int, 3> ids) : ids_{ids[0], ids[1], ids[2]}, counts_{grid.x, grid.y, grid.z} {}
 
-  int id(int axis) const { return ids_[axis]; }
-  int count(int axis) const { return counts_[axis]; }
+  int id(int axis) const { return ids_[grid_axis(axis)]; }
+  int count(int axis) const { return counts_[grid_axis(axis)]; }
   void barrier() {}
 
   template <class P, class M, class Other>

@@ -59,6 +59,10 @@ TILE_FUNCTION auto operator+(const Pointers<E, T, Index>& p, const A& offset) {
   return pointers(p.tensor, p.index + offset);
 }
 template <class E, class T, class Index, Offset A>
+TILE_FUNCTION auto operator-(const Pointers<E, T, Index>& p, const A& offset) {
+  return pointers(p.tensor, p.index - offset);
+}
+template <class E, class T, class Index, Offset A>
 TILE_FUNCTION auto& operator+=(Pointers<E, T, Index>& p, const A& offset) {
   static_assert(std::is_same_v<decltype(p + offset), Pointers<E, T, Index>>,
                 "octile: += would change the shape of the pointers on its left.");

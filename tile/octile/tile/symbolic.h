@@ -216,8 +216,8 @@ struct Symbolic {
 
   class Program {
    public:
-    SymbolicInt id(int axis) const { return SymbolicInt(here().program[static_cast<std::size_t>(axis)]); }
-    SymbolicInt count(int axis) const { return SymbolicInt(here().grid[static_cast<std::size_t>(axis)]); }
+    SymbolicInt id(int axis) const { return SymbolicInt(here().program[grid_axis(axis)]); }
+    SymbolicInt count(int axis) const { return SymbolicInt(here().grid[grid_axis(axis)]); }
     void barrier() { symbolic::barrier(); }
 
     template <class P, class M, class Other>

@@ -92,6 +92,12 @@ struct Grid {
   std::int64_t size() const { return std::int64_t{x} * y * z; }
 };
 
+// Throws std::invalid_argument where a grid has no such axis.
+inline std::size_t grid_axis(int axis) {
+  if (axis >= 0 && axis <= 2) return static_cast<std::size_t>(axis);
+  throw std::invalid_argument("octile: a grid has the axes 0, 1 and 2, and no axis " + std::to_string(axis));
+}
+
 // What the kernel sees of an argument: a pointer of the executor's for a tensor, anything else as it is.
 template <class E, class T>
 auto argument(E& executor, Tensor<T> tensor) {
