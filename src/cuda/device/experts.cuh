@@ -34,8 +34,8 @@ struct ExpertTile {
   int tile, tiles;
 };
 
-// Finds tiles of `rows` rows of all experts. All lanes of a warp call it with the same arguments, and each knows kEach neighbouring
-// experts; more than 32 kEach of them are read in turns.
+// Finds tiles of `rows` rows of all experts. All lanes of a warp call it with the same arguments, and each knows kEach
+// neighbouring experts; more than 32 kEach of them are read in turns.
 class TileFinder {
  public:
   __device__ TileFinder(const Experts& experts, int rows) : experts_(experts), rows_(rows) { read(0); }
