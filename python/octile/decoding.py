@@ -6,12 +6,13 @@ starts it, and reads what came out two tokens later.
 """
 
 import collections
+import inspect
 import weakref
 
 import torch
 import transformers
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
-from transformers.generation import logits_process
+from transformers.generation import GenerationMixin, logits_process
 
 __all__ = ["Decoding"]
 
@@ -19,6 +20,9 @@ _LATE = 2  # tokens that the host starts before it reads the first of them
 _PLACES = 256  # a cache has a multiple of this many, so that prompts of similar lengths share a graph
 _PROCESSORS = ("Temperature", "TopK", "TopP", "MinP", "Typical", "Epsilon", "Eta")
 _PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _PROCESSORS)
+# What models call their cache: "past_key_values" before Transformers 5.24.
+_prepare = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
+_CACHE = "cache" if "cache" in _prepare.parameters else "past_key_values"
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -159,16 +163,17 @@ class _Step:
         return host, event
 
     def _prefill(self, model, ids, words):
-        words = {**words, "past_key_values": self._cache, "use_cache": True}
+        words = {**words, _CACHE: self._cache, "use_cache": True}
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **words)
         return model(**inputs, return_dict=True).logits[:, -1]
 
     def _next(self):
-        words = {} if self._positions is None else {"position_ids": self._positions}
+        words = {_CACHE: self._cache}
+        if self._positions is not None:
+            words["position_ids"] = self._positions
         logits = self._forward(
-            input_ids=self._token, attention_mask=self._mask, past_key_values=self._cache, use_cache=True,
-            return_dict=True, **words,
-        ).logits[:, -1]  # fmt: skip
+            input_ids=self._token, attention_mask=self._mask, use_cache=True, return_dict=True, **words
+        ).logits[:, -1]
         if self._positions is not None:
             self._positions += 1
         self._choose(logits)
@@ -247,14 +252,14 @@ def _limits(stopping_criteria):
 
 
 def _check(model, ids, processors, config, synced_gpus, words):
-    cache = words.get("past_key_values")
-    known = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}
+    cache = words.get(_CACHE)
+    known = {"attention_mask", _CACHE, "use_cache", "logits_to_keep", "cache_position", "position_ids"}
     reasons = [
         (config.num_beams != 1, f"num_beams is {config.num_beams}; Decoding has one"),
         (synced_gpus, "Decoding has no synced_gpus"),
         (model.config.is_encoder_decoder, f"{type(model).__name__} is an encoder-decoder model"),
         (type(cache) is not transformers.StaticCache, 'Decoding needs cache_implementation="static"'),
-        (getattr(cache, "_is_user_defined", False), "Decoding has caches of its own; past_key_values was given"),
+        (getattr(cache, "_is_user_defined", False), f"Decoding has caches of its own; {_CACHE} was given"),
         (config.return_dict_in_generate, "return_dict_in_generate is set; Decoding returns tokens alone"),
     ]
     reasons += [(getattr(config, name), f"{name} is set; Decoding returns tokens alone") for name in _OUTPUTS]
