@@ -58,8 +58,9 @@ def _own_scale(t, least):
 def quantize_shared(t, group, orientation=_c.ROW_MAJOR, least=LEAST_OF_X):
     """t (R, C) of each rank as columns of one matrix that is quantized by rows: what torch.ops.octile.quantize gives."""
     scale = _own_scale(t, least)
-    # As integers, in the order of positive floats, and above them NaN, which maxima of floats may lose.
-    bits = scale.abs().view(torch.int64 if scale.dtype is torch.float64 else torch.int32)
+    # As integers without a sign, in the order of positive floats, and above them NaN, which maxima of floats may lose.
+    integer = torch.int64 if scale.dtype is torch.float64 else torch.int32
+    bits = scale.view(integer) & torch.iinfo(integer).max
     scale = _collectives.wait_tensor(_collectives.all_reduce(bits, "max", group)).view(scale.dtype)
     q, q_transposed, _ = _quantize(t, _c.PER_ROW, orientation, torch.where(scale.isfinite(), scale, 1))
     return q, q_transposed, scale

@@ -527,7 +527,7 @@ def test_compiled_blocks(mesh):
 
 def test_compiled_parallel(mesh):
     """Blocks that torch.compile has in one graph, collectives and all."""
-    parallel_checks.compiled(mesh, "aot_eager")
+    parallel_checks.compiled(mesh, "inductor")
 
 
 def test_without_sharding():
