@@ -22,9 +22,9 @@ from turns import Peer, environment
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "peers" / "decoder"
 REFERENCE = "torch f32"
-OURS, COMPILED = ("octile w8a8", "octile w4a8", "octile w4a16"), " compiled"
+OURS, COMPILED, DECODING = ("octile w8a8", "octile w4a8", "octile w4a16"), " compiled", " decoding"
 PEERS = ("torch bf16", "torchao int8", "torchao int4")
-CONTENDERS = (*OURS, *(name + COMPILED for name in OURS), *PEERS, *(name + COMPILED for name in PEERS))
+CONTENDERS = (*OURS, *(name + DECODING for name in OURS), *PEERS, *(name + COMPILED for name in PEERS))
 CONTENDERS += ("llama.cpp Q8_0", "llama.cpp Q4_0")
 # Of each of ours the one to be compared with.
 AGAINST = {"octile w8a8": "llama.cpp Q8_0", "octile w4a8": "llama.cpp Q4_0", "octile w4a16": "llama.cpp Q4_0"}
@@ -155,7 +155,7 @@ def tables(found, errors):
     text += report.table(["contender", "prefill", "decode", "error of logits"], rows)
     pairs = []
     for name in errors:
-        theirs = AGAINST.get(name.removesuffix(COMPILED))
+        theirs = AGAINST.get(name.removesuffix(DECODING))
         if theirs in errors:
             ratios = [[a / b for a, b in zip(of[name], of[theirs])] for of in (found["prefill"], found["decode"])]
             pairs.append([f"{name} to {theirs}", *(spread(r, 2) for r in ratios)])

@@ -28,9 +28,9 @@ class Timestamps:
 
 
 class InTransformers:
-    """generate(), greedy. With `compiled` its decode is a graph over a static cache."""
+    """generate(), greedy. With `compiled` its decode is a graph over a static cache, with `decoding` Octile's loop over one."""
 
-    def __init__(self, settings, dtype="bfloat16", compiled=False, convert=None):
+    def __init__(self, settings, dtype="bfloat16", compiled=False, convert=None, decoding=False):
         import torch
         import transformers
 
@@ -42,7 +42,14 @@ class InTransformers:
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         if convert:
             convert(self)
-        self.how = {}
+        self.how, self.streamer = {}, "streamer"
+        if decoding:
+            import octile.transformers
+
+            octile.join_(self.model)
+            octile.pack_(self.model)
+            decode = octile.transformers.Decoding()
+            self.how, self.streamer = {"cache_implementation": "static", "custom_generate": decode}, "tokens_to"
         if compiled:
             compile_config = transformers.CompileConfig(mode="default", dynamic=False)
             compile_config._compile_all_devices = True
@@ -59,10 +66,10 @@ class InTransformers:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=count + 1,
                 do_sample=False,
-                streamer=timestamps,
+                **{self.streamer: timestamps},
                 **self.how,
             )
-        first, last = timestamps.at[1], timestamps.at[-1]
+        first, last = timestamps.at[-1 - count], timestamps.at[-1]
         return first - start, last - first
 
     def logits(self, prompt):
@@ -151,9 +158,9 @@ CONTENDERS = {
     "octile w8a8": lambda s: InTransformers(s, "float32", convert=octile_config("w8a8")),
     "octile w4a8": lambda s: InTransformers(s, "float32", convert=octile_config("w4a8")),
     "octile w4a16": lambda s: InTransformers(s, "float32", convert=octile_config("w4a16")),
-    "octile w8a8 compiled": lambda s: InTransformers(s, "float32", True, octile_config("w8a8")),
-    "octile w4a8 compiled": lambda s: InTransformers(s, "float32", True, octile_config("w4a8")),
-    "octile w4a16 compiled": lambda s: InTransformers(s, "float32", True, octile_config("w4a16")),
+    "octile w8a8 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w8a8"), decoding=True),
+    "octile w4a8 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w4a8"), decoding=True),
+    "octile w4a16 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w4a16"), decoding=True),
     "torch f32": lambda s: InTransformers(s, "float32"),
     "torch bf16": lambda s: InTransformers(s),
     "torch bf16 compiled": lambda s: InTransformers(s, compiled=True),

@@ -1,11 +1,12 @@
-"""Decoding with Transformers' generate() as one CUDA graph a token.
+"""Decoding with Transformers' generate() as one program a token.
 
 generate() runs some hundred lines of Python for a token and then waits for it, so with fast linear layers the host takes
-longer than the GPU. Here a token is one graph: the model, the choice of the next token, the test for the end. The host
-starts it, and reads what came out two tokens later.
+longer than the GPU. Here a token is one CUDA graph: the model, the choice of the next token, the test for the end. The
+host starts it, and reads what came out two tokens later. On a CPU a token is one program of torch.compile without guards.
 """
 
 import collections
+import contextlib
 import inspect
 import weakref
 
@@ -13,6 +14,7 @@ import torch
 import transformers
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import GenerationMixin, logits_process
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 __all__ = ["Decoding"]
 
@@ -23,27 +25,67 @@ _PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _
 # What models call their cache: "past_key_values" before Transformers 5.24.
 _prepare = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
 _CACHE = "cache" if "cache" in _prepare.parameters else "past_key_values"
+_ATTENTION = "octile_one_query"
+_PLAIN_WORDS = {"is_causal", "position_ids", "sliding_window", "use_cache", _CACHE}  # do not change one row's attention
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
+def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
+    """Transformers' "sdpa" attention. The heads of one query token that share keys and values become the rows of one head, so
+    that keys and values are not repeated in memory.
+
+    query: (batch, heads, rows, size); key and value: (batch, heads / groups, places, size). Returns (batch, rows, heads, size).
+    """
+    batch, heads, rows, size = query.shape
+    groups = heads // key.shape[1]
+    plain = all(words[name] is None for name in words.keys() - _PLAIN_WORDS)
+    if rows > 1 or groups == 1 or not plain or (attention_mask is not None and attention_mask.shape[1] > 1):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **words)
+    query = query.reshape(batch, heads // groups, groups, size)
+    y = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
+    return y.reshape(batch, 1, heads, -1), None
+
+
+transformers.AttentionInterface.register(_ATTENTION, _one_query)
+transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.sdpa_mask)
+
+
+@contextlib.contextmanager
+def _one_query_in(model):
+    """Gives _one_query to the parts of the model whose attention is "sdpa", and takes it back."""
+    configs = {id(config): config for part in model.modules() if (config := getattr(part, "config", None)) is not None}
+    configs = [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
+    for config in configs:
+        config._attn_implementation_internal = _ATTENTION
+    try:
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation_internal = "sdpa"
+
+
 class Decoding:
-    """The loop of generate(), greedy or sampling, with a CUDA graph for each token.
+    """The loop of generate(), greedy or sampling, with one program for each token: a CUDA graph on a GPU.
 
         decode = octile.transformers.Decoding()
         model.generate(**inputs, cache_implementation="static", custom_generate=decode)
 
-    Greedy tokens are those of generate(), unless torch.compile changes which logit is the largest. compile: whether to
-    compile the model with torch.compile. early_start: whether compiled kernels may start before the preceding kernel has
-    ended (programmatic dependent launch, Hopper and newer), if torch can generate such kernels.
+    Greedy tokens are those of generate(), unless torch.compile or the order of the sums of attention changes which logit
+    is the largest. compile: whether to compile the model with torch.compile. early_start: whether compiled kernels may
+    start before the preceding kernel has ended (programmatic dependent launch, Hopper and newer), if torch can generate
+    such kernels.
 
-    One graph and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt for
-    another model, for other processors, or when a weight has moved in memory. Changes that move no weight, such as
-    switching a LoRA adapter on or off, go undetected: call clear() after them. Not thread-safe.
+    One program and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt
+    for another model or when a weight has moved in memory; graphs also for other processors. Changes that move no weight,
+    such as switching a LoRA adapter on or off, go undetected: call clear() after them. Not thread-safe.
+
+    While the loop runs, parts of the model whose attention is "sdpa" have one in which heads that share keys and values
+    read them once.
 
     generate(tokens_to=streamer) streams. Transformers 5.23 does not pass `streamer` to custom loops, so that argument
     streams nothing.
 
-    On a CPU the same loop runs without graphs. Raises ValueError for what it cannot do: beams, assistants, encoder-decoder
+    Raises ValueError for what it cannot do: beams, assistants, encoder-decoder
     models, a cache other than generate()'s own static one, outputs other than tokens, processors that look at earlier
     tokens, stopping criteria other than a length and end tokens, models on several devices, states other than keys and values,
     more tokens than a sliding window has.
@@ -55,7 +97,7 @@ class Decoding:
 
     def clear(self):
         """Frees all graphs and caches."""
-        self._model, self._forward, self._steps = lambda: None, None, {}
+        self._model, self._steps = lambda: None, {}
 
     @torch.no_grad()
     def __call__(
@@ -65,7 +107,7 @@ class Decoding:
         """What generate() calls. Returns the tokens, those of the prompt included: (batch, length)."""
         streamer = tokens_to if streamer is None else streamer
         end, longest = _limits(stopping_criteria)
-        _check(model, input_ids, logits_processor, generation_config, synced_gpus, words)
+        _check(model, input_ids, logits_processor, generation_config, synced_gpus, words, self._compile)
         length = input_ids.shape[1]
         step = self._step(model, input_ids, longest, logits_processor, generation_config.do_sample, end, words)
         pad = generation_config._pad_token_tensor
@@ -75,13 +117,16 @@ class Decoding:
         said, stop = collections.deque(), None
         if watched:
             said.append((length, *step.say()))
-        while length < longest and stop is None:
-            step.run()
-            length += 1
-            if watched:
-                said.append((length, *step.say()))
-                if len(said) > _LATE:
-                    stop = _hear(*said.popleft(), streamer)
+        with contextlib.ExitStack() as stack:
+            if length < longest and step.in_python:
+                stack.enter_context(_one_query_in(model))
+            while length < longest and stop is None:
+                step.run()
+                length += 1
+                if watched:
+                    said.append((length, *step.say()))
+                    if len(said) > _LATE:
+                        stop = _hear(*said.popleft(), streamer)
         while said and stop is None:
             stop = _hear(*said.popleft(), streamer)
         if streamer is not None:
@@ -91,33 +136,67 @@ class Decoding:
     def _step(self, model, ids, longest, processors, sample, end, words):
         if self._model() is not model:
             self.clear()
-            self._model, self._forward = weakref.ref(model), model
-            if self._compile:
-                options = {}
-                if self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl"):
-                    options["triton.enable_pdl"] = True
-                self._forward = torch.compile(model.__call__, dynamic=False, options=options)
+            self._model = weakref.ref(model)
         weights = [*model.parameters(), *model.buffers()]
         kind = (
-            tuple(weight.data_ptr() for weight in weights), model.training, sample, len(end), "position_ids" in words,
-            tuple((type(one), repr(vars(one))) for one in processors),
+            tuple((weight.data_ptr(), weight.dtype) for weight in weights), model.training, "position_ids" in words,
+            torch.is_inference_mode_enabled(), torch.is_autocast_enabled(ids.device.type),
+            torch.get_autocast_dtype(ids.device.type),
         )  # fmt: skip
+        choice = (sample, len(end), tuple((type(one), repr(vars(one))) for one in processors))
         step = self._steps.get(ids.shape[0])
-        if step is None or step.kind != kind or step.places < longest:
-            self._steps.pop(ids.shape[0], None)
-            step = _Step(model, self._forward, ids, longest, processors, sample, end, "position_ids" in words)
-            step.kind = kind
+        if step is None or (step.kind, step.choice) != (kind, choice) or step.places < longest:
+            old = self._steps.pop(ids.shape[0], None)
+            cache, places = _cache(model, max(longest, ids.shape[1] + 1))
+            known = old is not None and (old.kind, old.places) == (kind, places)
+            forward = old.forward if known else self._forward(model, ids.device)
+            step = _Step(forward, cache, places, ids, processors, sample, end, "position_ids" in words)
+            step.kind, step.choice = kind, choice
             self._steps[ids.shape[0]] = step
         return step
+
+    def _forward(self, model, device):
+        """What computes the logits of a token."""
+
+        def forward(**words):
+            return model(**words, use_cache=True, return_dict=True).logits[:, -1]
+
+        if not self._compile:
+            return forward
+        forward.__code__ = forward.__code__.replace()  # an object of its own, by which torch.compile finds programs
+        if device.type == "cuda":
+            pdl = self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl")
+            return torch.compile(forward, dynamic=False, options={"triton.enable_pdl": True} if pdl else {})
+        guarded = torch.compile(forward, dynamic=False)
+        if not hasattr(torch.compiler, "skip_all_guards_unsafe"):
+            return guarded
+        # _step has compared what the guards would, in less time. Only a whole graph keeps its programs apart.
+        options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": True}
+        return _Fallback(torch.compile(forward, dynamic=False, fullgraph=True, options=options), guarded)
+
+
+class _Fallback:
+    """Calls `first`, or `second` if torch.compile cannot make one graph of `first`."""
+
+    def __init__(self, first, second):
+        self._chosen, self._second = first, second
+
+    def __call__(self, **words):
+        try:
+            return self._chosen(**words)
+        except torch._dynamo.exc.Unsupported:
+            if self._chosen is self._second:
+                raise
+            self._chosen = self._second
+            return self._chosen(**words)
 
 
 class _Step:
     """A token of a batch, in memory of its own: a graph on a GPU."""
 
-    def __init__(self, model, forward, ids, longest, processors, sample, end, positions):
-        batch, needed = ids.shape[0], max(longest, ids.shape[1] + 1)
-        self._cache, self.places = _cache(model, needed)
-        self._forward, self._processors, self._sample = forward, processors, sample
+    def __init__(self, forward, cache, places, ids, processors, sample, end, positions):
+        batch, self._cache, self.places = ids.shape[0], cache, places
+        self.forward, self._processors, self._sample = forward, processors, sample
         empty = lambda *shape: torch.zeros(shape, dtype=torch.long, device=ids.device)  # noqa: E731
         self.ids, self._token, self._at, self._mask = empty(batch, self.places), empty(batch, 1), empty(1), None
         self._positions = empty(batch, 1) if positions else None
@@ -131,11 +210,11 @@ class _Step:
             self._mask = torch.ones(ids.shape[0], self.places, dtype=torch.long, device=ids.device)
             self._prefill(model, ids[:, :1], {})  # allocates the cache
             if ids.is_cuda:
-                self._capture()
+                with _one_query_in(model):
+                    self._capture()
         self._mask.fill_(1)
         if mask is not None:
             self._mask[:, : mask.shape[1]] = mask
-        self._cache.reset()
         self._unfinished.fill_(True)
         self._end.copy_(torch.tensor(end, dtype=torch.long))
         self._pad.fill_(pad)
@@ -144,6 +223,11 @@ class _Step:
         if self._positions is not None:
             self._positions.copy_(words["position_ids"][:, -1:] + 1)
         self._choose(self._prefill(model, ids, words))
+
+    @property
+    def in_python(self):
+        """Whether there is no graph."""
+        return self._graph is None
 
     def run(self):
         """The next token."""
@@ -163,17 +247,22 @@ class _Step:
         return host, event
 
     def _prefill(self, model, ids, words):
-        words = {**words, _CACHE: self._cache, "use_cache": True}
+        """The prompt, with a cache of its length, which needs no mask for the places behind it."""
+        cache = transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
+        words = {**words, _CACHE: cache, "use_cache": True}
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **words)
-        return model(**inputs, return_dict=True).logits[:, -1]
+        logits = model(**inputs, return_dict=True).logits[:, -1]
+        self._cache.reset()
+        for kept, layer in zip(self._cache.layers, cache.layers, strict=True):
+            if layer.is_initialized:
+                kept.update(layer.keys, layer.values)
+        return logits
 
     def _next(self):
         words = {_CACHE: self._cache}
         if self._positions is not None:
             words["position_ids"] = self._positions
-        logits = self._forward(
-            input_ids=self._token, attention_mask=self._mask, use_cache=True, return_dict=True, **words
-        ).logits[:, -1]
+        logits = self.forward(input_ids=self._token, attention_mask=self._mask, **words)
         if self._positions is not None:
             self._positions += 1
         self._choose(logits)
@@ -251,7 +340,7 @@ def _limits(stopping_criteria):
     return end, longest
 
 
-def _check(model, ids, processors, config, synced_gpus, words):
+def _check(model, ids, processors, config, synced_gpus, words, compile):
     cache = words.get(_CACHE)
     known = {"attention_mask", _CACHE, "use_cache", "logits_to_keep", "cache_position", "position_ids"}
     reasons = [
@@ -267,6 +356,9 @@ def _check(model, ids, processors, config, synced_gpus, words):
         (not isinstance(one, _PROCESSORS), f"Decoding has no {type(one).__name__}, which may look at earlier tokens")
         for one in processors
     ]
+    # Transformers makes its mask from a number on the host, which a graph cannot copy.
+    eager = ids.is_cuda and not compile and model.config._attn_implementation == "eager"
+    reasons.append((eager, 'without compile, Decoding has no attention "eager" on a GPU; "sdpa" is faster'))
     positions = words.get("position_ids")
     if positions is not None and positions.shape != ids.shape:
         reasons.append((True, f"Decoding takes one position a token, not position_ids of {tuple(positions.shape)}"))

@@ -15,10 +15,11 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "v
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def model_of(device, kind=KINDS[0]):
+def model_of(device, kind=KINDS[0], layers=2):
     more = {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
     torch.manual_seed(0)
-    model = kind(kind.config_class(**SIZES, **({} if "GPT2" in kind.__name__ else more))).eval()
+    more = SIZES | {"num_hidden_layers": layers} | ({} if "GPT2" in kind.__name__ else more)
+    model = kind(kind.config_class(**more)).eval()
     octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: "lm_head" not in name)
     return model.to(device)
 
@@ -73,10 +74,91 @@ def test_samples_stay_among_the_likely(device):
 
 
 def test_compiled(device):
-    if device.type == "cpu":
-        pytest.skip("takes 20 seconds, and is the same program on a GPU")
-    model, inputs = model_of(device), prompt(device)
+    model, inputs = model_of(device, layers=1), prompt(device)
     assert torch.equal(tokens(model, inputs, Decoding()), tokens(model, inputs))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Counts the graphs that torch.compile makes, and does not compile them."""
+    compile = torch.compile
+
+    def short(function, options, **words):
+        filtered = {name: value for name, value in options.items() if name == "guard_filter_fn"}
+        return compile(function, backend="eager", options=filtered, **words)
+
+    monkeypatch.setattr(torch, "compile", lambda function, options=(), **words: short(function, dict(options), **words))
+    counted = torch._dynamo.utils.counters["stats"]
+    before = counted["unique_graphs"]
+    return lambda: counted["unique_graphs"] - before
+
+
+def test_programs(graphs, device):
+    """Another batch, weights that moved and inference_mode have programs of their own; other processors do not."""
+    model, decode = model_of(device), Decoding()
+    for count, (batch, words) in enumerate([(2, {}), (1, {}), (2, {"do_sample": True, "top_k": 1})]):
+        inputs = prompt(device, batch)
+        assert torch.equal(tokens(model, inputs, decode, **words), tokens(model, inputs))
+        assert graphs() == min(count + 1, 2)
+    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight)
+    assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
+    assert graphs() == 3
+    with torch.inference_mode():
+        assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
+    assert graphs() == 4
+    other = model_of(device, layers=1)
+    assert torch.equal(tokens(other, inputs, decode), tokens(other, inputs))
+
+
+def test_compiled_in_parts(graphs):
+    """A model of which torch.compile makes more than one graph."""
+    model, decode = model_of("cpu", layers=1), Decoding()
+    model.lm_head.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    for batch in (2, 1):
+        assert torch.equal(tokens(model, prompt("cpu", batch), decode), tokens(model, prompt("cpu", batch)))
+    assert graphs() > 2
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("masked", [None, torch.bool, torch.float32])
+def test_attention_of_one_query(rows, masked, device):
+    from octile.decoding import _one_query
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, places, 16, device=device) for heads, places in ((6, rows), (2, 9), (2, 9))
+    )
+    mask = None if masked is None else torch.rand(2, 1, rows, 9, device=device) < 0.6
+    if mask is not None:
+        mask[..., 0] = True
+        mask = mask if masked == torch.bool else torch.zeros(mask.shape, device=device).masked_fill(~mask, -torch.inf)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    got, want = (f(module, query, key, value, mask, scaling=0.3)[0] for f in (_one_query, sdpa_attention_forward))
+    assert got.shape == want.shape == (2, rows, 6, 16)
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_is_given_back(device):
+    model, inputs = model_of(device), prompt(device)
+    seen = []
+    hook = model.lm_head.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
+    tokens(model, inputs, Decoding(compile=False))
+    assert set(seen) == {"sdpa", "octile_one_query"} and model.config._attn_implementation == "sdpa"
+    hook.remove()
+    model.lm_head.register_forward_hook(lambda *_: seen.append(1 / (model.config._attn_implementation == "sdpa")))
+    with pytest.raises(ZeroDivisionError):
+        tokens(model, inputs, Decoding(compile=False))
+    assert model.config._attn_implementation == "sdpa"
+    model.config._attn_implementation = "eager"
+    want = tokens(model_of(device), inputs)
+    model.lm_head._forward_hooks.clear()
+    if device.type == "cuda":
+        with pytest.raises(ValueError, match='octile: .*"eager"'):
+            tokens(model, inputs, Decoding(compile=False))
+    else:
+        assert torch.equal(tokens(model, inputs, Decoding(compile=False)), want)
 
 
 def test_weights_that_moved(device):
