@@ -40,15 +40,22 @@ class TileFinder {
  public:
   __device__ TileFinder(const Experts& experts, int rows) : experts_(experts), rows_(rows) { read(0); }
 
+  // Numbers that rise take the fewest reads.
   __device__ ExpertTile find(int number) {
-    if (experts_.count > kAtOnce && begin_ > 0) read(0);
+    if (number < before_) before_ = 0, read(0);
     for (;;) {
       const int tiles = __shfl_sync(kAll, up_to_, 31);
-      if (number < tiles) return of_these(number);
-      number -= tiles;
+      if (number - before_ < tiles) return of_these(number - before_);
       if (begin_ + kAtOnce >= experts_.count) return {-1, 0, 0, 0, 0};
+      before_ += tiles;
       read(begin_ + kAtOnce);
     }
+  }
+
+  // All tiles.
+  __device__ int count() {
+    find(0x7fffffff);
+    return before_ + __shfl_sync(kAll, up_to_, 31);
   }
 
  private:
@@ -93,6 +100,7 @@ class TileFinder {
   const Experts& experts_;
   int rows_;
   int begin_;
+  int before_ = 0;  // tiles of the experts before begin_
   int offsets_[kEach + 1];
   int up_to_;  // tiles of the experts of this lane and of those before it
 };

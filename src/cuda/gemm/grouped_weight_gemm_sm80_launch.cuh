@@ -24,10 +24,10 @@ struct TileTimes {
   double further;  // of each further one that is on the SM at the same time
 };
 
-// Of a warp.
+// Of an SM, for a unit.
 struct StreamTimes {
-  double tile;  // besides its units
   double unit;
+  double block;  // for each block of 8 tokens
 };
 
 template <class Tile>
@@ -40,6 +40,7 @@ constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
 constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
 constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
 constexpr double kSearchSeconds = 1e-6;    // of a block for its tile among the experts'
+constexpr double kPanelSeconds = 120e-9;   // of a stream, and SM
 
 // A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
 template <class Tile, class Arithmetic, bool kFits = (Arithmetic::kChunk * kSliceTerms <= Tile::kStep)>
@@ -54,11 +55,22 @@ struct FittedTo<Tile, Arithmetic, false> {
 template <class Tile, class Arithmetic>
 using Fitted = typename FittedTo<Tile, Arithmetic>::Type;
 
+// Of the tokens of tiles: those of one at least, or 0 where they do not fit.
 template <class Tile, class Arithmetic>
-constexpr unsigned shared_bytes() {
+unsigned stream_token_bytes(const GemmProblem& p) {
+  // Less what is static.
+  const std::int64_t room =
+      static_cast<std::int64_t>(properties(p.device).shared_memory) - kRingBytes<Tile, Arithmetic> - 4096;
+  const std::int64_t tile = Tile::kTokens * p.k * bits(p.a) / 8;
+  return tile > room ? 0 : static_cast<unsigned>(std::min(Tile::kTiles * tile, room));
+}
+
+template <class Tile, class Arithmetic>
+unsigned shared_bytes(const GemmProblem& p) {
   if constexpr (Tile::kStreams) {
-    return 0;
+    return kRingBytes<Tile, Arithmetic> + stream_token_bytes<Tile, Arithmetic>(p);
   } else {
+    static_assert(Tile::kStages * Stage<Tile, Arithmetic>::kBytes <= 99 * 1024, "the least of all GPUs");
     return Tile::kStages * Stage<Tile, Arithmetic>::kBytes;
   }
 }
@@ -102,19 +114,23 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
                         bytes_per_second;
   const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
   Choice best;
-  const auto consider = [&](int tile, int parts, double tiles, double sums = 0) {
-    const double seconds = kLaunchSeconds + std::max(tiles, memory) + 0.09 * std::min(tiles, memory) + sums;
-    if (seconds < best.seconds) best = {tile, parts, seconds};
+  const auto consider = [&](int tile, int parts, double seconds) {
+    if (kLaunchSeconds + seconds < best.seconds) best = {tile, parts, kLaunchSeconds + seconds};
   };
   int number = 0;
   Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
     if constexpr (Tile::kStreams) {
       if (!grouped || !p.b_packed || p.k == 0 || p.k % kUnitTerms != 0) return;
-      const double panels = expected_tiles(p, m, Tile::kTokens) * static_cast<double>(ceil_div(p.n, kPanelRows));
-      const double rounds = std::ceil(panels / (gpu.sms * Tile::kBlocks * Tile::kWarps));  // of all warps
-      const double units = k / kUnitTerms * (1 + 0.15 * folds);
-      consider(tile, 1, rounds * (candidate.times.tile + units * candidate.times.unit));
+      if (max_tiles(p, m, Tile::kTokens) * ceil_div(p.n, kPanelRows) > std::int64_t{1} << 30) return;
+      bool fits = false;
+      Format::with_arithmetic(p, [&]<class Arithmetic>() { fits = stream_token_bytes<Tile, Arithmetic>(p) > 0; });
+      if (!fits) return;
+      const double tiles = expected_tiles(p, m, Tile::kTokens);
+      const double blocks = static_cast<double>(m) / 8 + 0.5 * experts_with_rows(p, m);
+      const double unit = candidate.times.unit + candidate.times.block * std::max(1.0, blocks / tiles);
+      const double panels = tiles * static_cast<double>(ceil_div(p.n, kPanelRows)) / gpu.sms;
+      consider(tile, 1, panels * (kPanelSeconds + k / kUnitTerms * (1 + 0.15 * folds) * unit));
     } else {
       for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
            ++parts) {
@@ -132,7 +148,8 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
             slices * (of_sm * times.further + std::ceil(of_sm / Tile::kBlocks) * (times.alone - times.further));
         const double sums =
             parts == 1 ? 0 : kSumSeconds + 2 * static_cast<double>(sums_size(m, p.n, parts)) / bytes_per_second;
-        consider(tile, parts, std::max(multiplied, copied) + (grouped ? of_sm * kSearchSeconds : 0), sums);
+        const double tiles = std::max(multiplied, copied) + (grouped ? of_sm * kSearchSeconds : 0);
+        consider(tile, parts, std::max(tiles, memory) + 0.09 * std::min(tiles, memory) + sums);
       }
     }
   });
@@ -251,7 +268,7 @@ void load(const GemmProblem& p) {
     Format::for_each_tile([&]<class Listed>(const Candidate<Listed>&) {
       using Tile = Fitted<Listed, Arithmetic>;
       if constexpr (kExperts || !Tile::kStreams) {
-        prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(p), shared_bytes<Tile, Arithmetic>());
+        prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(p), shared_bytes<Tile, Arithmetic>(p));
       }
     });
   });
@@ -297,13 +314,17 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
         p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
         p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
         p.token_tiles = static_cast<int>(kExperts ? max_tiles(problem, m, Tile::kTokens) : ceil_div(m, Tile::kTokens));
-        static_assert(shared_bytes<Tile, Arithmetic>() <= 99 * 1024, "the least of all GPUs");
-        auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
-        if constexpr (Tile::kStreams)
-          blocks = std::min(blocks, static_cast<unsigned>(properties(problem.device).sms * Tile::kBlocks));
-        enqueue(kName, kernel_of<Tile, Arithmetic, kExperts>(problem),
-                LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, shared_bytes<Tile, Arithmetic>()},
-                launch.stream, p);
+        const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
+        auto* const kernel = kernel_of<Tile, Arithmetic, kExperts>(problem);
+        LaunchShape shape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads};
+        shape.shared_bytes = shared_bytes<Tile, Arithmetic>(problem);
+        if constexpr (Tile::kStreams) {
+          shape.grid.x = std::min(blocks, static_cast<unsigned>(properties(problem.device).sms * Tile::kBlocks));
+          enqueue(kName, kernel, shape, launch.stream, p,
+                  static_cast<int>(stream_token_bytes<Tile, Arithmetic>(problem)));
+        } else {
+          enqueue(kName, kernel, shape, launch.stream, p);
+        }
       }
     });
   });
