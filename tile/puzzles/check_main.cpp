@@ -83,7 +83,7 @@ int check_main(const Facts& facts, const Try& a_try, const std::vector<std::stri
     try {
       write_page(report, facts, verdict, called + " --report " + shell_word(report));
     } catch (const std::exception& error) {
-      std::cerr << program << ": " << error.what() << std::endl;
+      std::cerr << called << ": " << error.what() << std::endl;
       return concluded(false);
     }
     std::cout << "wrote " << report << ": what the kernel did, for a browser" << std::endl;
