@@ -11,6 +11,8 @@
 
 #include "cuda/device/experts.cuh"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/gemm/grouped_weight_gemm_sm80.cuh"
 
 namespace octile::cuda::grouped_weight_sm80 {

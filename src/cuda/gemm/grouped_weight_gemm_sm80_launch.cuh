@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "base/ceil_div.h"
 #include "base/message.h"
@@ -40,6 +41,7 @@ constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
 constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
 constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
 constexpr double kSearchSeconds = 1e-6;    // of a block for its tile among the experts'
+constexpr double kStreamSeconds = 4e-6;    // of a stream until its first tokens are there
 constexpr double kPanelSeconds = 120e-9;   // of a stream, and SM
 
 // A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
@@ -68,6 +70,7 @@ unsigned stream_token_bytes(const GemmProblem& p) {
 template <class Tile, class Arithmetic>
 unsigned shared_bytes(const GemmProblem& p) {
   if constexpr (Tile::kStreams) {
+    static_assert(kRingBytes<Tile, Arithmetic> <= 95 * 1024, "the least of all GPUs, less what is static");
     return kRingBytes<Tile, Arithmetic> + stream_token_bytes<Tile, Arithmetic>(p);
   } else {
     static_assert(Tile::kStages * Stage<Tile, Arithmetic>::kBytes <= 99 * 1024, "the least of all GPUs");
@@ -130,7 +133,7 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
       const double blocks = static_cast<double>(m) / 8 + 0.5 * experts_with_rows(p, m);
       const double unit = candidate.times.unit + candidate.times.block * std::max(1.0, blocks / tiles);
       const double panels = tiles * static_cast<double>(ceil_div(p.n, kPanelRows)) / gpu.sms;
-      consider(tile, 1, panels * (kPanelSeconds + k / kUnitTerms * (1 + 0.15 * folds) * unit));
+      consider(tile, 1, kStreamSeconds + panels * (kPanelSeconds + k / kUnitTerms * (1 + 0.15 * folds) * unit));
     } else {
       for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
            ++parts) {
@@ -229,7 +232,7 @@ std::string detail(const GemmProblem& p) {
   const Choice choice = choose<Format>(p, p.m);
   std::string text;
   with_tile<Format>(choice.tile, [&]<class Tile>() {
-    text = Tile::kStreams ? message("y^T = b * a^T, a warp per 16x", Tile::kTokens, ", b straight from memory")
+    text = Tile::kStreams ? message("y^T = b * a^T, a warp per 16x", Tile::kTokens, ", tokens in shared memory")
                           : message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,
                                     choice.parts == 1 ? " part of k" : " parts of k");
   });
@@ -352,7 +355,7 @@ std::string supports(const GemmProblem& p) {
 //   with_arithmetic(problem, body)  calls body.operator()<Arithmetic>() with the problem's
 //
 // kExperts: of each expert's rows. A block finds its tile among the experts' (device/experts.cuh), and then is a block
-// of the dense kernel; rows of a are gathered on the way into shared memory.
+// of the dense kernel, or it is one of experts_stream_sm80.cuh; rows of a are gathered on the way into shared memory.
 template <class Format, const std::string_view& kName, bool kExperts = false>
 constexpr GemmKernel row() {
   return {.name = kName,
