@@ -8,7 +8,6 @@ host starts it, and reads what came out two tokens later. On a CPU a token is on
 import collections
 import contextlib
 import inspect
-import weakref
 
 import torch
 import transformers
@@ -53,8 +52,11 @@ transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_ut
 @contextlib.contextmanager
 def _one_query_in(model):
     """Gives _one_query to the parts of the model whose attention is "sdpa", and takes it back."""
-    configs = {id(config): config for part in model.modules() if (config := getattr(part, "config", None)) is not None}
-    configs = [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
+    models = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    # The others read the attention's name themselves.
+    fixed = {id(part.config) for part in models if not part._supports_attention_backend}
+    configs = {id(part.config): part.config for part in models if id(part.config) not in fixed}
+    configs = [config for config in configs.values() if config._attn_implementation == "sdpa"]
     for config in configs:
         config._attn_implementation_internal = _ATTENTION
     try:
@@ -77,7 +79,8 @@ class Decoding:
 
     One program and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt
     for another model or when a weight has moved in memory; graphs also for other processors. Changes that move no weight,
-    such as switching a LoRA adapter on or off, go undetected: call clear() after them. Not thread-safe.
+    such as a hook, or switching a LoRA adapter on or off or merging it, go undetected: call clear() after them. Holds the
+    last model until then. Not thread-safe.
 
     While the loop runs, parts of the model whose attention is "sdpa" have one in which heads that share keys and values
     read them once.
@@ -96,8 +99,8 @@ class Decoding:
         self.clear()
 
     def clear(self):
-        """Frees all graphs and caches."""
-        self._model, self._steps = lambda: None, {}
+        """Frees all graphs, programs and caches, and lets go of the model."""
+        self._model, self._steps = None, {}
 
     @torch.no_grad()
     def __call__(
@@ -107,7 +110,7 @@ class Decoding:
         """What generate() calls. Returns the tokens, those of the prompt included: (batch, length)."""
         streamer = tokens_to if streamer is None else streamer
         end, longest = _limits(stopping_criteria)
-        _check(model, input_ids, logits_processor, generation_config, synced_gpus, words, self._compile)
+        _check(model, input_ids, longest, logits_processor, generation_config, synced_gpus, words, self._compile)
         length = input_ids.shape[1]
         step = self._step(model, input_ids, longest, logits_processor, generation_config.do_sample, end, words)
         pad = generation_config._pad_token_tensor
@@ -134,12 +137,13 @@ class Decoding:
         return step.ids[:, : stop or length].clone()
 
     def _step(self, model, ids, longest, processors, sample, end, words):
-        if self._model() is not model:
+        if self._model is not model:
             self.clear()
-            self._model = weakref.ref(model)
+            self._model = model
         weights = [*model.parameters(), *model.buffers()]
         kind = (
-            tuple((weight.data_ptr(), weight.dtype) for weight in weights), model.training, "position_ids" in words,
+            tuple((weight.data_ptr(), weight.dtype, weight.shape, weight.stride()) for weight in weights),
+            model.training, "position_ids" in words,
             torch.is_inference_mode_enabled(), torch.is_autocast_enabled(ids.device.type),
             torch.get_autocast_dtype(ids.device.type),
         )  # fmt: skip
@@ -176,7 +180,7 @@ class Decoding:
 
 
 class _Fallback:
-    """Calls `first`, or `second` if torch.compile cannot make one graph of `first`."""
+    """Calls `first`, or `second` if torch.compile cannot compile `first`."""
 
     def __init__(self, first, second):
         self._chosen, self._second = first, second
@@ -184,7 +188,7 @@ class _Fallback:
     def __call__(self, **words):
         try:
             return self._chosen(**words)
-        except torch._dynamo.exc.Unsupported:
+        except torch._dynamo.exc.TorchDynamoException:
             if self._chosen is self._second:
                 raise
             self._chosen = self._second
@@ -251,12 +255,17 @@ class _Step:
         cache = transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
         words = {**words, _CACHE: cache, "use_cache": True}
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **words)
-        logits = model(**inputs, return_dict=True).logits[:, -1]
+        outputs = model(**inputs, return_dict=True)
+        cache = getattr(outputs, _CACHE, None) or cache  # some models make one of their own
+        if cache.get_seq_length() != ids.shape[1]:
+            raise ValueError(
+                f"octile: Decoding finds no cache of {ids.shape[1]} tokens after {type(model).__name__}'s prompt"
+            )
         self._cache.reset()
         for kept, layer in zip(self._cache.layers, cache.layers, strict=True):
             if layer.is_initialized:
                 kept.update(layer.keys, layer.values)
-        return logits
+        return outputs.logits[:, -1]
 
     def _next(self):
         words = {_CACHE: self._cache}
@@ -299,6 +308,8 @@ def _cache(model, needed):
     places = -(-needed // _PLACES) * _PLACES
     cache = transformers.StaticCache(config=config, max_cache_len=places)
     windows = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticSlidingWindowLayer)]
+    if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo, whose window ends where the cache does
+        windows.append(config.window_size)
     places = min([places, *windows])
     if places < needed:
         raise ValueError(
@@ -340,7 +351,7 @@ def _limits(stopping_criteria):
     return end, longest
 
 
-def _check(model, ids, processors, config, synced_gpus, words, compile):
+def _check(model, ids, longest, processors, config, synced_gpus, words, compile):
     cache = words.get(_CACHE)
     known = {"attention_mask", _CACHE, "use_cache", "logits_to_keep", "cache_position", "position_ids"}
     reasons = [
@@ -356,6 +367,13 @@ def _check(model, ids, processors, config, synced_gpus, words, compile):
         (not isinstance(one, _PROCESSORS), f"Decoding has no {type(one).__name__}, which may look at earlier tokens")
         for one in processors
     ]
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    original = (
+        getattr(model.config, "original_max_position_embeddings", None) if rope.get("rope_type") == "longrope" else None
+    )
+    recomputes = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    if original is not None and recomputes and ids.shape[1] <= original < longest:
+        reasons.append((True, f"generate() recomputes all states after {original} tokens, and Decoding does not"))
     # Transformers makes its mask from a number on the host, which a graph cannot copy.
     eager = ids.is_cuda and not compile and model.config._attn_implementation == "eager"
     reasons.append((eager, 'without compile, Decoding has no attention "eager" on a GPU; "sdpa" is faster'))

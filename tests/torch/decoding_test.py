@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 Decoding = pytest.importorskip("octile.transformers").Decoding
 
 KINDS = [transformers.LlamaForCausalLM, transformers.Qwen3ForCausalLM, transformers.GPT2LMHeadModel,
-         transformers.Gemma2ForCausalLM]  # fmt: skip
+         transformers.Gemma2ForCausalLM, transformers.FalconForCausalLM]  # fmt: skip
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "pad_token_id": 0,
          "bos_token_id": None, "eos_token_id": None}  # fmt: skip
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def model_of(device, kind=KINDS[0], layers=2):
     more = {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
     torch.manual_seed(0)
-    more = SIZES | {"num_hidden_layers": layers} | ({} if "GPT2" in kind.__name__ else more)
+    more = SIZES | {"num_hidden_layers": layers} | (more if kind.__name__[:5] in ("Llama", "Qwen3", "Gemma") else {})
     model = kind(kind.config_class(**more)).eval()
     octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: "lm_head" not in name)
     return model.to(device)
@@ -94,7 +94,7 @@ def graphs(monkeypatch):
 
 
 def test_programs(graphs, device):
-    """Another batch, weights that moved and inference_mode have programs of their own; other processors do not."""
+    """Another batch, weights that moved or have another shape and inference_mode have programs of their own; other processors do not."""
     model, decode = model_of(device), Decoding()
     for count, (batch, words) in enumerate([(2, {}), (1, {}), (2, {"do_sample": True, "top_k": 1})]):
         inputs = prompt(device, batch)
@@ -106,14 +106,20 @@ def test_programs(graphs, device):
     with torch.inference_mode():
         assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
     assert graphs() == 4
+    model.lm_head.weight.data = model.lm_head.weight.data[:100]  # the same memory
+    assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
+    assert graphs() == 5
     other = model_of(device, layers=1)
     assert torch.equal(tokens(other, inputs, decode), tokens(other, inputs))
 
 
-def test_compiled_in_parts(graphs):
+@pytest.mark.parametrize(
+    "breaking", [lambda *_: torch._dynamo.graph_break(), lambda *a: a[2] * (1 if a[2].sum() > 0 else 2)]
+)
+def test_compiled_in_parts(breaking, graphs):
     """A model of which torch.compile makes more than one graph."""
     model, decode = model_of("cpu", layers=1), Decoding()
-    model.lm_head.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    model.lm_head.register_forward_hook(breaking)
     for batch in (2, 1):
         assert torch.equal(tokens(model, prompt("cpu", batch), decode), tokens(model, prompt("cpu", batch)))
     assert graphs() > 2
@@ -186,6 +192,34 @@ def test_windows_and_other_states():
     words = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "use_mamba_kernels": False, "num_experts": 2}
     with pytest.raises(ValueError, match="octile: "):
         tokens(kind(kind.config_class(**words)).eval(), inputs, decode)
+
+
+def test_a_cache_that_the_model_makes():
+    """Phi-3's for prompts beyond the positions that it was trained with; up to them, and then beyond, is refused."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 20.0,
+            "rope_theta": 1e4, "original_max_position_embeddings": 24}  # fmt: skip
+    words = SIZES | {"intermediate_size": 96, "rope_parameters": rope, "original_max_position_embeddings": 24}
+    kind = transformers.Phi3ForCausalLM
+    torch.manual_seed(0)
+    model, decode = kind(kind.config_class(**words)).eval(), Decoding(compile=False)
+    for length, new in ((30, 20), (9, 15)):
+        inputs = prompt("cpu", 1, length)
+        want = tokens(model, inputs, max_new_tokens=new)
+        assert torch.equal(tokens(model, inputs, decode, max_new_tokens=new), want)
+    with pytest.raises(ValueError, match="octile: .* after 24 tokens"):
+        tokens(model, inputs, decode, max_new_tokens=16)
+
+
+def test_local_attention():
+    """GPT-Neo's, whose window ends where the cache does."""
+    kind = transformers.GPTNeoForCausalLM
+    words = SIZES | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 32}
+    torch.manual_seed(0)
+    model, inputs = kind(kind.config_class(**words)).eval(), prompt("cpu", 1, 7)
+    decode = Decoding(compile=False)
+    assert torch.equal(tokens(model, inputs, decode, max_new_tokens=25), tokens(model, inputs, max_new_tokens=25))
+    with pytest.raises(ValueError, match="octile: .* for 33 tokens and a sliding window of 32"):
+        tokens(model, inputs, decode, max_new_tokens=26)
 
 
 class Streamer(transformers.generation.BaseStreamer):
