@@ -27,16 +27,16 @@ SMALL = Decoder(layers=2, hidden=256, intermediate=512, heads=4, key_value_heads
 class TableTest(unittest.TestCase):
     def test_ratios_are_taken_in_each_round(self):
         times = {
-            "octile w8a8 compiled": [{"prefill": 0.5, "decode": 1.0}, {"prefill": 1.0, "decode": 2.0}],
+            "octile w8a8 decoding": [{"prefill": 0.5, "decode": 1.0}, {"prefill": 1.0, "decode": 2.0}],
             "llama.cpp Q8_0": [{"prefill": 1.0, "decode": 1.0}, {"prefill": 2.0, "decode": 4.0}],
             "torch bf16": [{"prefill": 1.0, "decode": 8.0}, {"prefill": 1.0, "decode": 8.0}],
         }
         found = decoder.rates(times, prompt=100, tokens=16)
-        self.assertEqual(found["prefill"]["octile w8a8 compiled"], [200, 100])
+        self.assertEqual(found["prefill"]["octile w8a8 decoding"], [200, 100])
         self.assertEqual(found["decode"]["llama.cpp Q8_0"], [16, 4])
         text = decoder.tables(found, dict.fromkeys(times, 0.05))
-        self.assertRegex(text, r"octile w8a8 compiled +150 \(100 to 200\) +12\.0 \(8\.0 to 16\.0\) +5\.0e-02")
-        self.assertRegex(text, r"octile w8a8 compiled to llama\.cpp Q8_0 +2\.00 \(2\.00 to 2\.00\) +1\.50 \(1\.00 to 2\.00\)")
+        self.assertRegex(text, r"octile w8a8 decoding +150 \(100 to 200\) +12\.0 \(8\.0 to 16\.0\) +5\.0e-02")
+        self.assertRegex(text, r"octile w8a8 decoding to llama\.cpp Q8_0 +2\.00 \(2\.00 to 2\.00\) +1\.50 \(1\.00 to 2\.00\)")
         self.assertEqual(text.count(" to llama.cpp"), 1)
 
 
