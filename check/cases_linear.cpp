@@ -115,7 +115,7 @@ class LinearCases {
     }
     for (std::int64_t e = 100; e < 300; ++e) many.push_back(e * 7 % 5);  // more than a warp looks at in one turn
     for (const Sizes sizes : {Sizes{0, 24, 256}, {1, 40, 128}}) add_large(many, sizes, 6);
-    std::vector<std::int64_t> more;  // a block's tiles of w4a8_grouped_gemm_sm80: more than fit, more than it counts
+    std::vector<std::int64_t> more;  // more tiles a block than its shared memory holds, and than its table does
     for (std::int64_t e = 0; e < 300; ++e) more.push_back(e * 5 % 13 + 3);
     add_large(more, {0, 16, 4096}, 2);
     for (std::int64_t& rows : more) rows += 90;

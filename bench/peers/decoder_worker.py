@@ -46,8 +46,6 @@ class InTransformers:
         if decoding:
             import octile.transformers
 
-            octile.join_(self.model)
-            octile.pack_(self.model)
             decode = octile.transformers.Decoding()
             self.how, self.streamer = {"cache_implementation": "static", "custom_generate": decode}, "tokens_to"
         if compiled:
@@ -78,12 +76,14 @@ class InTransformers:
             return self.model(ids, logits_to_keep=1).logits[0, -1].float().numpy()
 
 
-def octile_config(kind):
+def octile_config(kind, join=False):
     def convert(self):
         import octile
 
         config = {"w8a8": octile.W8A8Dynamic, "w4a8": octile.W4A8, "w4a16": octile.W4A16}[kind]()
         report = octile.quantize_(self.model, config, filter=lambda module, name: True)
+        if join and not octile.join_(self.model):
+            raise RuntimeError("no layers were joined")
         octile.pack_(self.model)
         if len(report.converted) != 7 * self.decoder.layers + 1:
             raise RuntimeError(f"{len(report.converted)} layers were converted")
@@ -158,9 +158,9 @@ CONTENDERS = {
     "octile w8a8": lambda s: InTransformers(s, "float32", convert=octile_config("w8a8")),
     "octile w4a8": lambda s: InTransformers(s, "float32", convert=octile_config("w4a8")),
     "octile w4a16": lambda s: InTransformers(s, "float32", convert=octile_config("w4a16")),
-    "octile w8a8 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w8a8"), decoding=True),
-    "octile w4a8 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w4a8"), decoding=True),
-    "octile w4a16 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w4a16"), decoding=True),
+    "octile w8a8 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w8a8", join=True), decoding=True),
+    "octile w4a8 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w4a8", join=True), decoding=True),
+    "octile w4a16 decoding": lambda s: InTransformers(s, "float32", convert=octile_config("w4a16", join=True), decoding=True),
     "torch f32": lambda s: InTransformers(s, "float32"),
     "torch bf16": lambda s: InTransformers(s),
     "torch bf16 compiled": lambda s: InTransformers(s, compiled=True),

@@ -94,7 +94,7 @@ def graphs(monkeypatch):
 
 
 def test_programs(graphs, device):
-    """Another batch, weights that moved or have another shape and inference_mode have programs of their own; other processors do not."""
+    """A program for each batch, place and shape of a weight, and inference_mode, but not for each processor."""
     model, decode = model_of(device), Decoding()
     for count, (batch, words) in enumerate([(2, {}), (1, {}), (2, {"do_sample": True, "top_k": 1})]):
         inputs = prompt(device, batch)
