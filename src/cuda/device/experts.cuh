@@ -52,12 +52,6 @@ class TileFinder {
     }
   }
 
-  // All tiles.
-  __device__ int count() {
-    find(0x7fffffff);
-    return before_ + __shfl_sync(kAll, up_to_, 31);
-  }
-
  private:
   static constexpr unsigned kAll = 0xffffffffu;
   static constexpr int kEach = 4;

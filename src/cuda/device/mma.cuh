@@ -46,6 +46,9 @@ __device__ inline void copy_word_async(std::uint32_t to_shared, const void* from
                : "memory");
 }
 
+// The line that has this address: a hint.
+__device__ inline void prefetch_to_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // Closes a group of copies, perhaps an empty one.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

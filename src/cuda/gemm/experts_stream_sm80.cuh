@@ -1,10 +1,10 @@
 // Experts with few rows each, of w4a8_grouped_gemm_sm80 and w4a16_grouped_gemm_sm80, whose weight is packed.
 //
 // The grid has a block for each SM. All panels, 16 rows of an expert's weight, of all tiles of tokens are numbered, and
-// each block has a stretch of them. It copies its tiles' tokens to shared memory, as many tiles at a time as fit there;
-// then each warp multiplies every kWarps-th panel alone, without barriers: units of 128 terms go by cp.async through a
-// ring of its own in shared memory, kRing - 1 ahead, also from one panel to the next. The order of the sums is that of
-// grouped_weight_gemm_sm80.cuh.
+// each block has a stretch of them that is expected to take as long as the others'. It copies its tiles' tokens to
+// shared memory, as many tiles at a time as fit there; then each warp multiplies every kWarps-th panel alone, without
+// barriers: units of 128 terms go by cp.async through a ring of its own in shared memory, kRing - 1 ahead, also from
+// one panel to the next. The order of the sums is that of grouped_weight_gemm_sm80.cuh.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,11 @@ constexpr int kUnitSlices = kUnitTerms / kSliceTerms;
 constexpr int kPanelRows = 16;
 constexpr int kSliceBytes = kPanelRows * kSliceTerms / 2;
 
-template <int kTokenBlocks_>
+template <int kTokenBlocks_, int kRing_>
 struct StreamShape {
   static constexpr int kTokenBlocks = kTokenBlocks_;
-  static constexpr int kTokens = 8 * kTokenBlocks_;  // of a tile, at most
-  static constexpr int kRing = 4;                    // units
-  static constexpr int kBlocks = 1;                  // on an SM
+  static constexpr int kTokens = 8 * kTokenBlocks;  // of a tile, at most
+  static constexpr int kRing = kRing_;              // units
   static constexpr int kWarps = 16;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = kPanelRows;
@@ -37,7 +36,21 @@ struct StreamShape {
   static constexpr bool kStreams = true;
 };
 
-// In shared memory: 16 rows of 128 terms; their scales and 8 + z, for each chunk.
+struct StreamOrder {
+  int tile_time, block_time;  // of a tile of tokens, besides what each 8 of them take; of those
+  int token_shift;            // a tile has up to 1 << token_shift tokens
+  int shared_size;            // for tokens, bytes
+
+  __device__ int tiles(int rows) const { return (rows + (1 << token_shift) - 1) >> token_shift; }
+  __device__ int time(int rows) const {
+    const int blocks = token_shift < 3 ? tiles(rows) : (rows + 7) / 8;
+    return tiles(rows) * tile_time + blocks * block_time;
+  }
+};
+
+// In shared memory: 16 rows of 128 terms, as they are packed but for the order of each second pair of lines of 64
+// bytes, 16 bytes c of which lie where c ^ 2 would, so that a load of 8 bytes a lane meets all banks; their scales and
+// 8 + z, for each chunk.
 template <class Arithmetic>
 struct StreamUnit {
   static constexpr int kChunks = kUnitSlices / Arithmetic::kChunk;
@@ -49,64 +62,216 @@ struct StreamUnit {
 template <class Shape, class Arithmetic>
 constexpr int kRingBytes = Shape::kWarps* Shape::kRing* StreamUnit<Arithmetic>::kBytes;
 
+// In shared memory: tokens first_token .. end_token - 1 of y, where they are, their rows of a, and their scales.
+template <class Shape>
+struct StreamTile {
+  int expert;
+  int first_token, end_token;
+  std::uint32_t at;
+  int rows[Shape::kTokens];
+  float scales[Shape::kTokens];
+
+  __device__ int tokens() const { return end_token - first_token; }
+  __device__ int blocks() const { return (tokens() + 7) / 8; }
+  // Tokens that a block has in shared memory: 8, of less than 5 tokens a power of two.
+  __device__ int stored() const { return tokens() > 4 ? 8 : tokens() > 2 ? 4 : tokens(); }
+};
+
+// ---- Which panels a block has.
+
+template <class Shape>
+struct alignas(128) StreamShared {
+  int tiles[Shape::kWarps], times[Shape::kWarps];
+  int begin, end;
+  StreamTile<Shape> tile[Shape::kTiles];
+};
+
+// All experts' tiles; each thread knows some neighbouring experts. All threads of a block call it alike.
+template <class Shape>
+class StreamTiles {
+ public:
+  __device__ StreamTiles(const Experts& experts, const StreamOrder& order, StreamShared<Shape>& shared)
+      : experts_(experts), order_(order), shared_(shared) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int each = (experts.count + Shape::kThreads - 1) / Shape::kThreads;
+    begin_ = min(thread * each, experts.count), end_ = min(begin_ + each, experts.count);
+    first_row_ = experts.offset(begin_), end_row_ = experts.offset(min(begin_ + 1, experts.count));
+    tiles_ = 0, time_ = 0;
+    for_each([&](int, int first, int end) {
+      tiles_ += order_.tiles(end - first);
+      time_ += order_.time(end - first);
+    });
+    // Of this thread and those before it.
+    const int lane = thread % 32, warp = thread / 32;
+    int tiles = tiles_, time = time_;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int more_tiles = __shfl_up_sync(kAll, tiles, i), more_time = __shfl_up_sync(kAll, time, i);
+      if (lane >= i) tiles += more_tiles, time += more_time;
+    }
+    if (lane == 31) shared.tiles[warp] = tiles, shared.times[warp] = time;
+    if (thread == 0) shared.begin = shared.end = 0;
+    __syncthreads();
+    all_time_ = 0;
+#pragma unroll
+    for (int i = 0; i < Shape::kWarps; ++i) {
+      if (i < warp) tiles += shared.tiles[i], time += shared.times[i];
+      all_time_ += shared.times[i];
+    }
+    tiles_before_ = tiles - tiles_, time_before_ = time - time_;
+  }
+
+  // Those of block number `block`, by their numbers: the blocks' shares of the time are alike.
+  __device__ int2 panels(int block, int panels_of_tile) const {
+    const int blocks = static_cast<int>(gridDim.x);
+    find(block, blocks, panels_of_tile, shared_.begin);
+    find(block + 1, blocks, panels_of_tile, shared_.end);
+    __syncthreads();
+    return {shared_.begin, shared_.end};
+  }
+
+  // Tiles from number `first` on to shared memory: whose they are, and which tokens.
+  __device__ void list(int first) const {
+    if (tiles_before_ >= first + Shape::kTiles || tiles_before_ + tiles_ <= first) return;
+    int number = tiles_before_ - first;
+    for_each([&](int expert, int row, int end) {
+      for (; row < end; row += 1 << order_.token_shift, ++number) {
+        if (number < 0 || number >= Shape::kTiles) continue;
+        StreamTile<Shape>& tile = shared_.tile[number];
+        tile.expert = expert, tile.first_token = row, tile.end_token = min(row + (1 << order_.token_shift), end);
+      }
+    });
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;
+
+  // body(expert, its first row, its end row), of this thread's.
+  template <class Body>
+  __device__ void for_each(const Body& body) const {
+    int first = first_row_, end = end_row_;
+#pragma unroll 1
+    for (int e = begin_; e < end_; ++e) {
+      body(e, first, end);
+      first = end;
+      if (e + 1 < end_) end = experts_.offset(e + 2);
+    }
+  }
+
+  // The panel at that share of the time, by the thread that knows its tile.
+  __device__ void find(int share, int shares, int panels_of_tile, int& to) const {
+    const float part = __fdividef(static_cast<float>(share), static_cast<float>(shares));
+    const int point = share == shares ? all_time_ : static_cast<int>(static_cast<float>(all_time_) * part);
+    int before = point - time_before_;
+    if (before <= 0 || before > time_) return;
+    int number = tiles_before_;
+    for_each([&](int, int row, int end) {
+      for (; row < end; row += 1 << order_.token_shift, ++number) {
+        const int time = order_.time(min(end - row, 1 << order_.token_shift));
+        if (before > 0 && before <= time) {
+          const float of_tile = __fdividef(static_cast<float>(before), static_cast<float>(time));
+          to = number * panels_of_tile +
+               (before == time ? panels_of_tile : static_cast<int>(static_cast<float>(panels_of_tile) * of_tile));
+        }
+        before -= time;
+      }
+    });
+  }
+
+  const Experts& experts_;
+  const StreamOrder& order_;
+  StreamShared<Shape>& shared_;
+  int begin_, end_;          // experts
+  int first_row_, end_row_;  // of the first of them
+  int tiles_, time_;         // of theirs
+  int tiles_before_, time_before_, all_time_;
+};
+
+// ---- From global to shared memory.
+
+// A panel's tile, counted from the first one in shared memory, and its place among the panels there.
+struct PanelPlace {
+  int tile, panel;
+
+  __device__ void move(int by, int panels) {
+    for (panel += by; panel >= panels; panel -= panels) ++tile;
+  }
+};
+
 // A warp's ring of units: those of its panels, one after another.
 template <class Shape, class Arithmetic, bool kZeros>
 class UnitRing {
   using Unit = StreamUnit<Arithmetic>;
 
  public:
-  // Panels number, number + kWarps and so on below end.
-  __device__ UnitRing(const GroupedArguments& p, TileFinder& finder, std::uint32_t ring, int number, int end)
-      : p_(p), finder_(finder), ring_(ring), filling_(ring), number_(number), end_(end) {
+  __device__ UnitRing(const GroupedArguments& p, const StreamTile<Shape>* tiles, int panels, std::uint32_t ring)
+      : p_(p), tiles_(tiles), panels_(panels), ring_(ring) {}
+
+  // So many panels, each kWarps behind the other. All units from before have been read, by all lanes.
+  __device__ void start(PanelPlace at, int count) {
+    at_ = at, left_ = count;
+    filling_ = reading_ = ring_;
     find();
+#pragma unroll 1
     for (int i = 0; i < Shape::kRing - 1; ++i) fill();
+  }
+
+  // What follows in the first panel, to L2.
+  __device__ void prefetch() const {
+    if (left_ <= 0) return;
+    const int line = static_cast<int>(threadIdx.x) % 32 * kLine;
+    const std::uint8_t* const words = words_ - static_cast<int>(threadIdx.x) % 32 * kUnit;
+    const int bytes = (p_.weight.terms - term_) * (kPanelRows / 2);
+#pragma unroll
+    for (int i = 0; i < kAhead; i += 32 * kLine) {
+      if (i + line < bytes) prefetch_to_l2(words + i + line);
+    }
   }
 
   // The next unit in shared memory; the one before it is overwritten.
   __device__ std::uint32_t next() {
     wait_for_copies<Shape::kRing - 2>();
     __syncwarp();
-    const std::uint32_t unit = reading_ == 0 ? ring_ : reading_;
     fill();
-    reading_ = unit + Unit::kBytes == ring_ + kBytes ? ring_ : unit + Unit::kBytes;
+    const std::uint32_t unit = reading_;
+    reading_ = after(unit);
     return unit;
   }
 
  private:
+  static constexpr int kLine = 128;
+  static constexpr int kAhead = 8192;
   static constexpr int kBytes = Shape::kRing * Unit::kBytes;
   static constexpr int kScaleLanes = Arithmetic::kRow ? 0 : 4 * Unit::kChunks;
   static constexpr int kZeroLanes = kZeros ? Unit::kChunks : 0;
   static_assert(kScaleLanes + kZeroLanes <= 32);
 
+  __device__ std::uint32_t after(std::uint32_t unit) const {
+    return unit + Unit::kBytes == ring_ + kBytes ? ring_ : unit + Unit::kBytes;
+  }
+
   __device__ void find() {
-    if (number_ >= end_) return;
-    const int panels = (p_.weight.rows + kPanelRows - 1) / kPanelRows;
-    const int tile = number_ / panels;
-    const int panel = number_ - tile * panels;
-    if (tile != tile_) {
-      tile_ = tile;
-      expert_ = finder_.find(tile).expert;
-    }
+    if (left_ <= 0) return;
     GroupedWeight w = p_.weight;
-    move_to_expert(w, p_.experts, expert_);
+    move_to_expert(w, p_.experts, tiles_[at_.tile].expert);
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    words_ = w.values + panel * w.pitch + lane * kUnit;
-    const std::int64_t row = w.scale.at(panel * kPanelRows, 0);
+    words_ = w.values + at_.panel * w.pitch + lane * kUnit;
+    const std::int64_t row = w.scale.at(at_.panel * kPanelRows, 0);
     if (kZeros && lane >= kScaleLanes) {
       more_ = static_cast<const std::uint8_t*>(w.zeros) + row;
     } else {
       more_ = static_cast<const std::uint8_t*>(w.scales) + row * 4 + lane % 4 * kUnit;
     }
-    units_ = p_.weight.terms / kUnitTerms;
     term_ = 0;
   }
 
   __device__ void fill() {
-    if (number_ < end_) {
+    if (left_ > 0) {
       const int lane = static_cast<int>(threadIdx.x) % 32;
       const std::uint32_t to = filling_ + lane * kUnit;
+      const std::uint32_t to_words = filling_ + (lane ^ lane / 8 % 2 * 2) * kUnit;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) copy_async_if(true, to + i * (32 * kUnit), words_ + i * (32 * kUnit));
+      for (int i = 0; i < 2; ++i) copy_async_if(true, to_words + i * (32 * kUnit), words_ + i * (32 * kUnit));
       if (lane < kScaleLanes + kZeroLanes) {
         const bool zero = kZeros && lane >= kScaleLanes;
         const int chunk = zero ? lane - kScaleLanes : lane / 4;
@@ -115,66 +280,69 @@ class UnitRing {
       }
       words_ += kUnitSlices * kSliceBytes;
       term_ += kUnitTerms;
-      if (--units_ == 0) {
-        number_ += Shape::kWarps;
+      if (term_ == p_.weight.terms) {
+        --left_;
+        at_.move(Shape::kWarps, panels_);
         find();
       }
     }
     commit_copies();
-    filling_ = filling_ + Unit::kBytes == ring_ + kBytes ? ring_ : filling_ + Unit::kBytes;
+    filling_ = after(filling_);
   }
 
   const GroupedArguments& p_;
-  TileFinder& finder_;
-  std::uint32_t ring_, filling_, reading_ = 0;
-  int number_, end_;
-  int tile_ = -1, expert_ = 0;
+  const StreamTile<Shape>* tiles_;
+  int panels_;
+  std::uint32_t ring_, filling_, reading_;
+  PanelPlace at_;
+  int left_;  // panels
   const std::uint8_t* words_;
   const std::uint8_t* more_;  // a scale or a zero point
-  int units_, term_;
+  int term_;
 };
 
-// In shared memory: tokens first_token .. end_token - 1 of y, where they are, and their scales.
-template <class Shape>
-struct StreamTile {
-  int expert;
-  int first_token, end_token;
-  std::uint32_t at;
-  float scales[Shape::kTokens];
-};
-
-// The block's threads copy the tokens of a tile: blocks of 8, of each all slices, of each 32 terms of the 8 tokens, so
-// that what a warp reads at once is together. Behind the last token that one's terms stand again.
-template <class Shape, int kElement>
-__device__ void copy_tokens(const GroupedArguments& p, int first_token, int end_token, std::uint32_t to) {
+// The block's threads copy the tokens of a tile: blocks of stored() ones, of each all slices, of each 32 terms of the
+// tokens, so that what a warp reads at once is together. Behind the last token that one's terms stand again.
+template <int kElement, class Shape>
+__device__ void copy_tokens(const GroupedArguments& p, const StreamTile<Shape>& tile) {
   constexpr int kUnits = kSliceTerms * kElement / kUnit;  // of a token's slice
-  constexpr int kAtOnce = Shape::kThreads / (8 * kUnits);
-  const int place = static_cast<int>(threadIdx.x) % (8 * kUnits);
-  const int slice = static_cast<int>(threadIdx.x) / (8 * kUnits);
+  const int stored = tile.stored();
+  const int units = stored * kUnits;  // of a slice
+  const int place = static_cast<int>(threadIdx.x) & (units - 1);
+  const int slice = static_cast<int>(threadIdx.x) / units;
+  const int at_once = Shape::kThreads / units;
   const int slices = p.weight.terms / kSliceTerms;
-  for (int first = first_token; first < end_token; first += 8) {
-    const int token = min(first + place / kUnits, end_token - 1);
-    const std::uint8_t* from = p.a + p.experts.row_of_a(token) * p.a_pitch + place % kUnits * kUnit;
-    for (int s = slice; s < slices; s += kAtOnce) {
-      copy_async_if(true, to + (s * (8 * kUnits) + place) * kUnit, from + s * (kSliceTerms * kElement));
+  const int tokens = tile.tokens();
+  std::uint32_t to = tile.at;
+#pragma unroll 1
+  for (int first = 0; first < tokens; first += stored) {
+    const int row = tile.rows[min(first + place / kUnits, tokens - 1)];
+    const std::uint8_t* from = p.a + row * p.a_pitch + place % kUnits * kUnit;
+    for (int s = slice; s < slices; s += at_once) {
+      copy_async_if(true, to + (s * units + place) * kUnit, from + s * (kSliceTerms * kElement));
     }
-    to += slices * (8 * kUnits * kUnit);
+    to += slices * units * kUnit;
   }
 }
 
-// A panel of the tile's expert by the tile's kCount blocks of 8 tokens, to y.
+// ---- The products.
+
+// A panel of the tile's expert by the tile's kCount blocks of 8 tokens, or one less, to y.
 template <int kCount, class Shape, class Arithmetic, bool kZeros>
 __device__ void multiply_panel(const GroupedArguments& p, UnitRing<Shape, Arithmetic, kZeros>& ring,
                                const StreamTile<Shape>& tile, int panel) {
   constexpr int kChunk = Arithmetic::kChunk;
   constexpr int kElement = Arithmetic::kElement;
-  constexpr int kTokenSlice = 8 * kSliceTerms * kElement;  // bytes, of 8 tokens
+  const int stored = kCount == 1 ? tile.stored() : 8;
+  const int token_slice = stored * kSliceTerms * kElement;  // bytes, of a block of tokens
   using Unit = StreamUnit<Arithmetic>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int units = p.weight.terms / kUnitTerms;
-  const int block_bytes = 8 * p.weight.terms * kElement;
+  const int block_bytes = stored * p.weight.terms * kElement;
+  const int last_block = (kCount > 4 ? tile.blocks() - 1 : kCount - 1) * block_bytes;
   const Arithmetic arithmetic(kZeros);
-  std::uint32_t tokens = tile.at + lane * (8 * kElement);
+  const int words_at = lane % 4 * 64 + (lane / 4 * 8 ^ lane % 4 / 2 * 32);
+  std::uint32_t tokens = tile.at + (lane & (stored * 4 - 1)) * (8 * kElement);
   typename Arithmetic::Total totals[kCount][4] = {};
 #pragma unroll 1
   for (int u = 0; u < units; ++u) {
@@ -191,7 +359,7 @@ __device__ void multiply_panel(const GroupedArguments& p, UnitRing<Shape, Arithm
       typename Arithmetic::Slice slices[kChunk];
 #pragma unroll
       for (int s = 0; s < kChunk; ++s) {
-        const uint2 words = load_shared_pair(unit + (chunk * kChunk + s) * kSliceBytes + lane % 4 * 64 + lane / 4 * 8);
+        const uint2 words = load_shared_pair(unit + (chunk * kChunk + s) * kSliceBytes + words_at);
         arithmetic.convert(words.x, words.y, offsets[0], offsets[1], slices[s]);
       }
       typename Arithmetic::Sum sums[kCount][4];
@@ -199,7 +367,8 @@ __device__ void multiply_panel(const GroupedArguments& p, UnitRing<Shape, Arithm
       for (int s = 0; s < kChunk; ++s) {
 #pragma unroll
         for (int t = 0; t < kCount; ++t) {
-          const auto a = Arithmetic::read(tokens + (chunk * kChunk + s) * kTokenSlice + t * block_bytes);
+          const int block = t == kCount - 1 ? last_block : t * block_bytes;
+          const auto a = Arithmetic::read(tokens + (chunk * kChunk + s) * token_slice + block);
           if constexpr (Arithmetic::kRow) {
             Arithmetic::multiply(totals[t], slices[s], a, false);
           } else {
@@ -217,7 +386,7 @@ __device__ void multiply_panel(const GroupedArguments& p, UnitRing<Shape, Arithm
         }
       }
     }
-    tokens += kUnitSlices * kTokenSlice;
+    tokens += kUnitSlices * token_slice;
   }
 
   const int col = panel * kPanelRows + lane / 4 * 2;
@@ -256,74 +425,86 @@ template <int kCount, class Shape, class Arithmetic, bool kZeros>
 __device__ void multiply_panel_of(int token_blocks, const GroupedArguments& p,
                                   UnitRing<Shape, Arithmetic, kZeros>& ring, const StreamTile<Shape>& tile, int panel) {
   if constexpr (kCount < Shape::kTokenBlocks) {
-    if (token_blocks > kCount) return multiply_panel_of<kCount + 1>(token_blocks, p, ring, tile, panel);
+    constexpr int kNext = kCount + (kCount < 4 ? 1 : 2);
+    if (token_blocks > kCount) return multiply_panel_of<kNext>(token_blocks, p, ring, tile, panel);
   }
   multiply_panel<kCount>(p, ring, tile, panel);
 }
 
-// shared_size: of the tokens, bytes.
 template <class Shape, class Arithmetic, bool kZeros>
-__device__ void multiply_stream(const GroupedArguments& p, std::uint32_t shared, int shared_size) {
+__device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& order, std::uint32_t tokens) {
   constexpr int kElement = Arithmetic::kElement;
-  __shared__ StreamTile<Shape> tiles[Shape::kTiles];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  constexpr int kWarps = Shape::kWarps;
+  __shared__ StreamShared<Shape> shared;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
   const int panels = (p.weight.rows + kPanelRows - 1) / kPanelRows;
 
-  TileFinder finder(p.experts, Shape::kTokens);
-  const std::int64_t all = static_cast<std::int64_t>(finder.count()) * panels;
-  const int begin = static_cast<int>(all * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
-  if (begin == end) return;
+  const StreamTiles<Shape> tiles(p.experts, order, shared);
+  const int2 mine = tiles.panels(static_cast<int>(blockIdx.x), panels);
+  if (mine.x == mine.y) return;
 
-  int number = begin + warp;
-  UnitRing<Shape, Arithmetic, kZeros> ring(p, finder, shared + warp * (Shape::kRing * StreamUnit<Arithmetic>::kBytes),
-                                           number, end);
-  shared += kRingBytes<Shape, Arithmetic>;
+  UnitRing<Shape, Arithmetic, kZeros> ring(p, shared.tile, panels,
+                                           tokens + warp * (kRingBytes<Shape, Arithmetic> / kWarps));
+  tokens += kRingBytes<Shape, Arithmetic>;
+  // A thread knows the row of one token of one of the tiles.
+  static_assert(Shape::kTiles * Shape::kTokens <= Shape::kThreads);
+  const int of_tiles = thread / Shape::kTokens;
+  const int my_token = thread % Shape::kTokens;
+  int number = mine.x + warp;
 #pragma unroll 1
-  for (int first_tile = begin / panels; first_tile * panels < end;) {
+  for (int first_tile = mine.x / panels; first_tile * panels < mine.y;) {
+    tiles.list(first_tile);
+    __syncthreads();
+    const int last = min((mine.y - 1) / panels - first_tile + 1, Shape::kTiles);
+    const bool knows = of_tiles < last && my_token < shared.tile[min(of_tiles, last - 1)].tokens();
+    StreamTile<Shape>& my_tile = shared.tile[min(of_tiles, last - 1)];
+    const int row = knows ? p.experts.row_of_a(my_tile.first_token + my_token) : 0;
+    // As many tiles as there is room for.
     int count = 0;
-    int used = 0;
-    for (; count < Shape::kTiles && (first_tile + count) * panels < end; ++count) {
-      const ExpertTile t = finder.find(first_tile + count);
-      const int first_token = t.first + t.tile * Shape::kTokens;
-      const int end_token = min(first_token + Shape::kTokens, t.end);
-      const int bytes = (end_token - first_token + 7) / 8 * 8 * p.weight.terms * kElement;
-      if (count > 0 && used + bytes > shared_size) break;
-      StreamTile<Shape>& tile = tiles[count];
-      const int thread = static_cast<int>(threadIdx.x);
-      if (thread == 0) {
-        tile.expert = t.expert;
-        tile.first_token = first_token;
-        tile.end_token = end_token;
-        tile.at = shared + used;
-      }
-      if (kElement == 1 && first_token + thread < end_token) tile.scales[thread] = p.a_scale_of(first_token + thread);
-      copy_tokens<Shape, kElement>(p, first_token, end_token, shared + used);
+    for (int used = 0; count < last; ++count) {
+      StreamTile<Shape>& tile = shared.tile[count];
+      const int bytes = (tile.tokens() > 4 ? tile.blocks() * 8 : tile.stored()) * p.weight.terms * kElement;
+      if (count > 0 && used + bytes > order.shared_size) break;
+      if (thread == 0) tile.at = tokens + used;
       used += bytes;
     }
+    const int stop = min((first_tile + count) * panels, mine.y);
+    PanelPlace at = {number / panels - first_tile, number % panels};
+    ring.start(at, (stop - number + kWarps - 1) / kWarps);
+    if (knows) my_tile.rows[my_token] = row;
+    __syncthreads();
+    const float scale = kElement == 1 && knows ? p.a_scale[row] : 1;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) copy_tokens<kElement>(p, shared.tile[i]);
     commit_copies();
+    // Behind the tokens, for which all warps wait, so that memory works meanwhile.
+    ring.prefetch();
+    if (kElement == 1 && knows) my_tile.scales[my_token] = scale;
     wait_for_copies<0>();
     __syncthreads();
-    const int stop = min((first_tile + count) * panels, end);
 #pragma unroll 1
-    for (; number < stop; number += Shape::kWarps) {
-      const int of_tiles = number / panels - first_tile;
-      const StreamTile<Shape>& tile = tiles[of_tiles];
-      multiply_panel_of<1>((tile.end_token - tile.first_token + 7) / 8, p, ring, tile,
-                           number - (first_tile + of_tiles) * panels);
+    for (; number < stop; number += kWarps) {
+      const StreamTile<Shape>& tile = shared.tile[at.tile];
+      multiply_panel_of<1>(tile.blocks(), p, ring, tile, at.panel);
+      at.move(kWarps, panels);
     }
     first_tile += count;
-    if (first_tile * panels < end) __syncthreads();
+    if (first_tile * panels < mine.y) __syncthreads();
   }
 }
 
 template <class Shape, class Arithmetic, bool kZeros>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    experts_stream_kernel(const __grid_constant__ GroupedArguments p, int shared_size) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    experts_stream_kernel(const __grid_constant__ GroupedArguments p, const __grid_constant__ StreamOrder order) {
   extern __shared__ __align__(128) std::uint8_t shared[];
+  // What each block will read one after the other, as far as it is neighbours.
+  const int first = static_cast<int>(threadIdx.x) * 32;
+  if (first <= p.experts.count) prefetch_to_l2(p.experts.offsets + first * p.experts.offsets_stride);
+  if (p.experts.token && first < p.tokens) prefetch_to_l2(p.experts.token + first * p.experts.token_stride);
   wait_for_previous();
   let_next_start();
-  multiply_stream<Shape, Arithmetic, kZeros>(p, shared_address(shared), shared_size);
+  multiply_stream<Shape, Arithmetic, kZeros>(p, order, shared_address(shared));
 }
 
 }  // namespace octile::cuda::grouped_weight_sm80

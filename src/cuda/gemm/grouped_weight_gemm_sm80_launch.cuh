@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -29,6 +30,7 @@ struct TileTimes {
 struct StreamTimes {
   double unit;
   double block;  // for each block of 8 tokens
+  double alone;  // of a warp, however many there are
 };
 
 template <class Tile>
@@ -37,12 +39,14 @@ struct Candidate {
 };
 
 constexpr double kLaunchSeconds = 6.1e-6;
-constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
-constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
-constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
-constexpr double kSearchSeconds = 1e-6;    // of a block for its tile among the experts'
-constexpr double kStreamSeconds = 4e-6;    // of a stream until its first tokens are there
-constexpr double kPanelSeconds = 120e-9;   // of a stream, and SM
+constexpr double kBytesPerSecond = 21e9;           // of memory, and SM
+constexpr double kSharedPerSecond = 43e9;          // from L2 to shared memory, and SM
+constexpr double kPlain = 1.15;                    // times as long with nibbles that are not packed
+constexpr double kSearchSeconds = 1e-6;            // of a block for its tile among the experts'
+constexpr double kStreamSeconds = 4.5e-6;          // of a stream until its first tokens are there
+constexpr double kFillSeconds = 0.4e-6;            // of each unit of its rings beyond 4
+constexpr double kPanelSeconds = 120e-9;           // of a stream, and SM
+constexpr std::int64_t kMaxStreamTiles = 1 << 16;  // whose times have 32 bits together
 
 // A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
 template <class Tile, class Arithmetic, bool kFits = (Arithmetic::kChunk * kSliceTerms <= Tile::kStep)>
@@ -57,21 +61,30 @@ struct FittedTo<Tile, Arithmetic, false> {
 template <class Tile, class Arithmetic>
 using Fitted = typename FittedTo<Tile, Arithmetic>::Type;
 
-// Of the tokens of tiles: those of one at least, or 0 where they do not fit.
-template <class Tile, class Arithmetic>
-unsigned stream_token_bytes(const GemmProblem& p) {
-  // Less what is static.
-  const std::int64_t room =
-      static_cast<std::int64_t>(properties(p.device).shared_memory) - kRingBytes<Tile, Arithmetic> - 4096;
-  const std::int64_t tile = Tile::kTokens * p.k * bits(p.a) / 8;
-  return tile > room ? 0 : static_cast<unsigned>(std::min(Tile::kTiles * tile, room));
+// Of a stream: bytes of shared memory for tokens.
+template <class Shape, class Arithmetic>
+std::int64_t stream_room(const GemmProblem& p) {
+  constexpr std::int64_t kOther = kRingBytes<Shape, Arithmetic> + std::int64_t{sizeof(StreamShared<Shape>)};
+  return static_cast<std::int64_t>(properties(p.device).shared_memory) - kOther;
 }
 
+// The most tokens of a tile, a power of two; 0: there is no room.
+template <class Shape, class Arithmetic>
+int stream_tokens(const GemmProblem& p) {
+  const std::int64_t room = stream_room<Shape, Arithmetic>(p);
+  if (room <= 0 || p.k == 0) return 0;
+  const std::int64_t tokens = std::min<std::int64_t>(room / (p.k * bits(p.a) / 8), Shape::kTokens);
+  return static_cast<int>(std::bit_floor(static_cast<std::uint64_t>(tokens)));
+}
+
+// 0: there is no room.
 template <class Tile, class Arithmetic>
 unsigned shared_bytes(const GemmProblem& p) {
   if constexpr (Tile::kStreams) {
-    static_assert(kRingBytes<Tile, Arithmetic> <= 95 * 1024, "the least of all GPUs, less what is static");
-    return kRingBytes<Tile, Arithmetic> + stream_token_bytes<Tile, Arithmetic>(p);
+    const std::int64_t tile = stream_tokens<Tile, Arithmetic>(p) * p.k * bits(p.a) / 8;
+    if (tile == 0) return 0;
+    return kRingBytes<Tile, Arithmetic> +
+           static_cast<unsigned>(std::min(Tile::kTiles * tile, stream_room<Tile, Arithmetic>(p)));
   } else {
     static_assert(Tile::kStages * Stage<Tile, Arithmetic>::kBytes <= 99 * 1024, "the least of all GPUs");
     return Tile::kStages * Stage<Tile, Arithmetic>::kBytes;
@@ -101,9 +114,9 @@ inline int steps_of_part(std::int64_t k, int parts, int step) {
 template <class Format>
 constexpr bool kSplits = Format::kFormat.float_a;
 
-// Of the format's tiles. room: bytes of scratch.
+// Of the format's tiles. scratch: bytes.
 template <class Format>
-Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums) {
+Choice choose(const GemmProblem& p, std::int64_t m, std::size_t scratch = kMaxSums) {
   const CudaDevice& gpu = properties(p.device);
   const double element = bits(p.a) / 8;
   const double k = static_cast<double>(p.k);
@@ -125,19 +138,32 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
     const int tile = number++;
     if constexpr (Tile::kStreams) {
       if (!grouped || !p.b_packed || p.k == 0 || p.k % kUnitTerms != 0) return;
-      if (max_tiles(p, m, Tile::kTokens) * ceil_div(p.n, kPanelRows) > std::int64_t{1} << 30) return;
-      bool fits = false;
-      Format::with_arithmetic(p, [&]<class Arithmetic>() { fits = stream_token_bytes<Tile, Arithmetic>(p) > 0; });
-      if (!fits) return;
-      const double tiles = expected_tiles(p, m, Tile::kTokens);
-      const double blocks = static_cast<double>(m) / 8 + 0.5 * experts_with_rows(p, m);
-      const double unit = candidate.times.unit + candidate.times.block * std::max(1.0, blocks / tiles);
+      int tokens = 0;
+      std::int64_t room = 0;
+      Format::with_arithmetic(p, [&]<class Arithmetic>() {
+        tokens = stream_tokens<Tile, Arithmetic>(p);
+        room = stream_room<Tile, Arithmetic>(p);
+      });
+      if (tokens == 0 || max_tiles(p, m, tokens) > kMaxStreamTiles ||
+          max_tiles(p, m, tokens) * ceil_div(p.n, kPanelRows) > std::int64_t{1} << 30) {
+        return;
+      }
+      const double tiles = expected_tiles(p, m, tokens);
+      const double blocks = std::max(1.0, (static_cast<double>(m) / 8 + 0.5 * experts_with_rows(p, m)) / tiles);
       const double panels = tiles * static_cast<double>(ceil_div(p.n, kPanelRows)) / gpu.sms;
-      consider(tile, 1, kStreamSeconds + panels * (kPanelSeconds + k / kUnitTerms * (1 + 0.15 * folds) * unit));
+      const double units = k / kUnitTerms * (1 + 0.15 * folds);
+      const StreamTimes& times = candidate.times;
+      const double together = panels * (kPanelSeconds + units * (times.unit + blocks * times.block));
+      const double alone = std::ceil(panels / Tile::kWarps) * units * times.alone;
+      // A block whose panels are of two tiles begins anew where there is no room for both.
+      const double of_tile = std::max(1.0, std::round(1.3 * static_cast<double>(m) / tiles));
+      const double both = 2 * std::min<double>(std::bit_ceil(static_cast<unsigned>(of_tile)), tokens) * k * element;
+      const double again = both > static_cast<double>(room) ? units * times.alone : 0;
+      consider(tile, 1, kStreamSeconds + (Tile::kRing - 4) * kFillSeconds + std::max(together, alone) + again);
     } else {
       for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
            ++parts) {
-        if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
+        if (sums_size(m, p.n, parts) > std::min(scratch, kMaxSums)) break;
         const double token_tiles =
             grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));
         const double of_sm = std::ceil(token_tiles * static_cast<double>(ceil_div(p.n, Tile::kRows) * parts) / gpu.sms);
@@ -162,9 +188,18 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
 template <class Format, class Body>
 void with_tile(int number, const Body& body) {
   int i = 0;
-  Format::for_each_tile([&]<class Tile>(const Candidate<Tile>&) {
-    if (i++ == number) body.template operator()<Tile>();
+  Format::for_each_tile([&](const auto& candidate) {
+    if (i++ == number) body(candidate);
   });
+}
+
+// Of a stream's kernel, which knows times in ns / 256. Next to others on an SM a block of tokens takes less than alone.
+template <class Shape, class Arithmetic>
+StreamOrder stream_order(const GemmProblem& p, const StreamTimes& times) {
+  const auto in_kernel = [](double seconds) { return static_cast<int>(std::lround(seconds * 256e9)); };
+  const auto tokens = static_cast<unsigned>(stream_tokens<Shape, Arithmetic>(p));
+  const auto shared = static_cast<int>(shared_bytes<Shape, Arithmetic>(p)) - kRingBytes<Shape, Arithmetic>;
+  return {in_kernel(times.unit), in_kernel(0.6 * times.block), static_cast<int>(std::bit_width(tokens)) - 1, shared};
 }
 
 inline std::string reason_against_problem(const GemmProblem& p) {
@@ -231,10 +266,16 @@ template <class Format>
 std::string detail(const GemmProblem& p) {
   const Choice choice = choose<Format>(p, p.m);
   std::string text;
-  with_tile<Format>(choice.tile, [&]<class Tile>() {
-    text = Tile::kStreams ? message("y^T = b * a^T, a warp per 16x", Tile::kTokens, ", tokens in shared memory")
-                          : message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,
-                                    choice.parts == 1 ? " part of k" : " parts of k");
+  with_tile<Format>(choice.tile, [&]<class Tile>(const Candidate<Tile>&) {
+    if constexpr (Tile::kStreams) {
+      Format::with_arithmetic(p, [&]<class Arithmetic>() {
+        text = message("y^T = b * a^T, a warp per 16 rows of b, up to ", stream_tokens<Tile, Arithmetic>(p),
+                       " tokens of an expert");
+      });
+    } else {
+      text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,
+                     choice.parts == 1 ? " part of k" : " parts of k");
+    }
   });
   return text;
 }
@@ -271,7 +312,8 @@ void load(const GemmProblem& p) {
     Format::for_each_tile([&]<class Listed>(const Candidate<Listed>&) {
       using Tile = Fitted<Listed, Arithmetic>;
       if constexpr (kExperts || !Tile::kStreams) {
-        prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(p), shared_bytes<Tile, Arithmetic>(p));
+        const unsigned shared = shared_bytes<Tile, Arithmetic>(p);
+        if (shared > 0) prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(p), shared);
       }
     });
   });
@@ -308,7 +350,7 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   const Choice choice = choose<Format>(problem, m, launch.workspace.size);
   p.sums = static_cast<float*>(launch.workspace.data);
   p.sums_pitch = sums_pitch(problem.n);
-  with_tile<Format>(choice.tile, [&]<class Listed>() {
+  with_tile<Format>(choice.tile, [&]<class Listed>(const Candidate<Listed>& candidate) {
     Format::with_arithmetic(problem, [&]<class Arithmetic>() {
       using Tile = Fitted<Listed, Arithmetic>;
       if constexpr (kExperts || !Tile::kStreams) {
@@ -322,9 +364,8 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
         LaunchShape shape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads};
         shape.shared_bytes = shared_bytes<Tile, Arithmetic>(problem);
         if constexpr (Tile::kStreams) {
-          shape.grid.x = std::min(blocks, static_cast<unsigned>(properties(problem.device).sms * Tile::kBlocks));
-          enqueue(kName, kernel, shape, launch.stream, p,
-                  static_cast<int>(stream_token_bytes<Tile, Arithmetic>(problem)));
+          shape.grid.x = std::min(blocks, static_cast<unsigned>(properties(problem.device).sms));
+          enqueue(kName, kernel, shape, launch.stream, p, stream_order<Tile, Arithmetic>(problem, candidate.times));
         } else {
           enqueue(kName, kernel, shape, launch.stream, p);
         }

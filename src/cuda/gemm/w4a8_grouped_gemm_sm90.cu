@@ -35,6 +35,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
 // Measured on an H200, layers of bench/torch/moe.py.
 constexpr double kFewestStepCycles = 750;
 constexpr double kStoreCycles = 30, kStoreWideCycles = 47;  // of a tile, for each of its rows; of f32
+constexpr double kSearchCycles = 7000;                      // until the first tile is found
 constexpr double kHidden = 0.85;                            // of the shorter one of arithmetic and memory
 
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
@@ -44,7 +45,8 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const double step_cycles = rows_a == kFewest ? kFewestStepCycles : wide_step_cycles(p, rows_a);
   const double tile_cycles =
       steps_of(p.k) * step_cycles + rows_a * (p.y == DType::f32 ? kStoreWideCycles : kStoreCycles);
-  const double products = (std::ceil(tiles / clusters) * tile_cycles + kGridCycles) / (kGigahertz * 1e9);
+  const double products =
+      (std::ceil(tiles / clusters) * tile_cycles + kGridCycles + kSearchCycles) / (kGigahertz * 1e9);
   const double memory = grouped_work(p).bytes / kBytesPerSecond;
   return kLaunchSeconds + std::max(products, memory) + (1 - kHidden) * std::min(products, memory);
 }
