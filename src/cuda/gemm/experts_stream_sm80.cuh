@@ -1,10 +1,10 @@
 // Experts with few rows each, of w4a8_grouped_gemm_sm80 and w4a16_grouped_gemm_sm80, whose weight is packed.
 //
-// The grid has a block for each SM. All panels, 16 rows of an expert's weight, of all tiles of tokens are numbered, and
-// each block has a stretch of them that is expected to take as long as the others'. It copies its tiles' tokens to
-// shared memory, as many tiles at a time as fit there; then each warp multiplies every kWarps-th panel alone, without
-// barriers: units of 128 terms go by cp.async through a ring of its own in shared memory, kRing - 1 ahead, also from
-// one panel to the next. The order of the sums is that of grouped_weight_gemm_sm80.cuh.
+// The grid has a block for each SM. All strips, 16 or 32 rows of an expert's weight, of all tiles of tokens are
+// numbered, and each block has a stretch of them that is expected to take as long as the others'. It copies its tiles'
+// tokens to shared memory, as many tiles at a time as fit there; then each warp multiplies every kWarps-th strip alone,
+// without barriers: units of 1 KB go by cp.async through a ring of its own in shared memory, kRing - 1 ahead, also from
+// one strip to the next. The order of the sums is that of grouped_weight_gemm_sm80.cuh.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,27 @@
 
 namespace octile::cuda::grouped_weight_sm80 {
 
-constexpr int kUnitTerms = 128;
-constexpr int kUnitSlices = kUnitTerms / kSliceTerms;
+constexpr int kStreamStep = 128;  // terms
 constexpr int kPanelRows = 16;
 constexpr int kSliceBytes = kPanelRows * kSliceTerms / 2;
 
-template <int kTokenBlocks_, int kRing_>
+// Two panels at once are two chains of products, and share what is read of the tokens.
+template <int kTokenBlocks_, int kPanels_, int kRing_>
 struct StreamShape {
   static constexpr int kTokenBlocks = kTokenBlocks_;
   static constexpr int kTokens = 8 * kTokenBlocks;  // of a tile, at most
+  static constexpr int kPanels = kPanels_;          // of a strip
   static constexpr int kRing = kRing_;              // units
   static constexpr int kWarps = 16;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRows = kPanelRows;
+  static constexpr int kRows = kPanelRows * kPanels;
+  static constexpr int kUnitTerms = kStreamStep / kPanels;
+  static constexpr int kUnitSlices = kUnitTerms / kSliceTerms;
   static constexpr int kTiles = 8;  // in shared memory, at most
   static constexpr int kLaneRows = 2;
-  static constexpr int kStep = kUnitTerms;
+  static constexpr int kStep = kStreamStep;
   static constexpr bool kStreams = true;
+  static_assert(kPanels == 1 || kPanels == 2);
 };
 
 struct StreamOrder {
@@ -48,19 +52,22 @@ struct StreamOrder {
   }
 };
 
-// In shared memory: 16 rows of 128 terms, as they are packed but for the order of each second pair of lines of 64
-// bytes, 16 bytes c of which lie where c ^ 2 would, so that a load of 8 bytes a lane meets all banks; their scales and
-// 8 + z, for each chunk.
-template <class Arithmetic>
+// In shared memory: kUnitTerms terms of a strip's panels, one behind the other. They lie there as they are packed but
+// for the order of each second pair of lines of 64 bytes, 16 bytes c of which lie where c ^ 2 would, so that a load of
+// 8 bytes a lane meets all banks. Then of each panel the scales and then the 8 + z of its chunks, or of the one that
+// the unit is part of.
+template <class Shape, class Arithmetic>
 struct StreamUnit {
-  static constexpr int kChunks = kUnitSlices / Arithmetic::kChunk;
-  static constexpr int kScales = kUnitSlices * kSliceBytes;
-  static constexpr int kZeros = kScales + (Arithmetic::kRow ? 0 : kChunks * (kPanelRows * 4));
-  static constexpr int kBytes = kZeros + kChunks * kPanelRows;
+  static constexpr int kChunks = Shape::kUnitSlices > Arithmetic::kChunk ? Shape::kUnitSlices / Arithmetic::kChunk : 1;
+  static constexpr int kEntries = Shape::kPanels * kChunks;
+  static constexpr int kPanelBytes = Shape::kUnitSlices * kSliceBytes;
+  static constexpr int kScales = Shape::kPanels * kPanelBytes;
+  static constexpr int kZeros = kScales + (Arithmetic::kRow ? 0 : kEntries * (kPanelRows * 4));
+  static constexpr int kBytes = kZeros + kEntries * kPanelRows;
 };
 
 template <class Shape, class Arithmetic>
-constexpr int kRingBytes = Shape::kWarps* Shape::kRing* StreamUnit<Arithmetic>::kBytes;
+constexpr int kRingBytes = Shape::kWarps* Shape::kRing* StreamUnit<Shape, Arithmetic>::kBytes;
 
 // In shared memory: tokens first_token .. end_token - 1 of y, where they are, their rows of a, and their scales.
 template <class Shape>
@@ -77,7 +84,7 @@ struct StreamTile {
   __device__ int stored() const { return tokens() > 4 ? 8 : tokens() > 2 ? 4 : tokens(); }
 };
 
-// ---- Which panels a block has.
+// ---- Which strips a block has.
 
 template <class Shape>
 struct alignas(128) StreamShared {
@@ -122,10 +129,10 @@ class StreamTiles {
   }
 
   // Those of block number `block`, by their numbers: the blocks' shares of the time are alike.
-  __device__ int2 panels(int block, int panels_of_tile) const {
+  __device__ int2 strips(int block, int strips_of_tile) const {
     const int blocks = static_cast<int>(gridDim.x);
-    find(block, blocks, panels_of_tile, shared_.begin);
-    find(block + 1, blocks, panels_of_tile, shared_.end);
+    find(block, blocks, strips_of_tile, shared_.begin);
+    find(block + 1, blocks, strips_of_tile, shared_.end);
     __syncthreads();
     return {shared_.begin, shared_.end};
   }
@@ -158,8 +165,8 @@ class StreamTiles {
     }
   }
 
-  // The panel at that share of the time, by the thread that knows its tile.
-  __device__ void find(int share, int shares, int panels_of_tile, int& to) const {
+  // The strip at that share of the time, by the thread that knows its tile.
+  __device__ void find(int share, int shares, int strips_of_tile, int& to) const {
     const float part = __fdividef(static_cast<float>(share), static_cast<float>(shares));
     const int point = share == shares ? all_time_ : static_cast<int>(static_cast<float>(all_time_) * part);
     int before = point - time_before_;
@@ -170,8 +177,8 @@ class StreamTiles {
         const int time = order_.time(min(end - row, 1 << order_.token_shift));
         if (before > 0 && before <= time) {
           const float of_tile = __fdividef(static_cast<float>(before), static_cast<float>(time));
-          to = number * panels_of_tile +
-               (before == time ? panels_of_tile : static_cast<int>(static_cast<float>(panels_of_tile) * of_tile));
+          to = number * strips_of_tile +
+               (before == time ? strips_of_tile : static_cast<int>(static_cast<float>(strips_of_tile) * of_tile));
         }
         before -= time;
       }
@@ -189,26 +196,26 @@ class StreamTiles {
 
 // ---- From global to shared memory.
 
-// A panel's tile, counted from the first one in shared memory, and its place among the panels there.
-struct PanelPlace {
-  int tile, panel;
+// A strip's tile, counted from the first one in shared memory, and its place among the strips there.
+struct StripPlace {
+  int tile, strip;
 
-  __device__ void move(int by, int panels) {
-    for (panel += by; panel >= panels; panel -= panels) ++tile;
+  __device__ void move(int by, int strips) {
+    for (strip += by; strip >= strips; strip -= strips) ++tile;
   }
 };
 
-// A warp's ring of units: those of its panels, one after another.
+// A warp's ring of units: those of its strips, one after another.
 template <class Shape, class Arithmetic, bool kZeros>
 class UnitRing {
-  using Unit = StreamUnit<Arithmetic>;
+  using Unit = StreamUnit<Shape, Arithmetic>;
 
  public:
-  __device__ UnitRing(const GroupedArguments& p, const StreamTile<Shape>* tiles, int panels, std::uint32_t ring)
-      : p_(p), tiles_(tiles), panels_(panels), ring_(ring) {}
+  __device__ UnitRing(const GroupedArguments& p, const StreamTile<Shape>* tiles, int strips, std::uint32_t ring)
+      : p_(p), tiles_(tiles), strips_(strips), ring_(ring) {}
 
-  // So many panels, each kWarps behind the other. All units from before have been read, by all lanes.
-  __device__ void start(PanelPlace at, int count) {
+  // So many strips, each kWarps behind the other. All units from before have been read, by all lanes.
+  __device__ void start(StripPlace at, int count) {
     at_ = at, left_ = count;
     filling_ = reading_ = ring_;
     find();
@@ -216,15 +223,16 @@ class UnitRing {
     for (int i = 0; i < Shape::kRing - 1; ++i) fill();
   }
 
-  // What follows in the first panel, to L2.
+  // What follows in the first strip, to L2.
   __device__ void prefetch() const {
     if (left_ <= 0) return;
-    const int line = static_cast<int>(threadIdx.x) % 32 * kLine;
-    const std::uint8_t* const words = words_ - static_cast<int>(threadIdx.x) % 32 * kUnit;
-    const int bytes = (p_.weight.terms - term_) * (kPanelRows / 2);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint8_t* const words = words_ - lane * kUnit;
+    const int bytes = (p_.weight.terms - term_) * (kPanelRows / 2);  // of a panel
 #pragma unroll
-    for (int i = 0; i < kAhead; i += 32 * kLine) {
-      if (i + line < bytes) prefetch_to_l2(words + i + line);
+    for (int i = 0; i < 2; ++i) {
+      const int at = (lane + (Shape::kPanels == 1 ? i * 32 : 0)) * kLine;
+      if (at < bytes) prefetch_to_l2(words + at + (Shape::kPanels == 1 ? 0 : i * second_));
     }
   }
 
@@ -240,10 +248,9 @@ class UnitRing {
 
  private:
   static constexpr int kLine = 128;
-  static constexpr int kAhead = 8192;
   static constexpr int kBytes = Shape::kRing * Unit::kBytes;
-  static constexpr int kScaleLanes = Arithmetic::kRow ? 0 : 4 * Unit::kChunks;
-  static constexpr int kZeroLanes = kZeros ? Unit::kChunks : 0;
+  static constexpr int kScaleLanes = Arithmetic::kRow ? 0 : 4 * Unit::kEntries;
+  static constexpr int kZeroLanes = kZeros ? Unit::kEntries : 0;
   static_assert(kScaleLanes + kZeroLanes <= 32);
 
   __device__ std::uint32_t after(std::uint32_t unit) const {
@@ -255,14 +262,24 @@ class UnitRing {
     GroupedWeight w = p_.weight;
     move_to_expert(w, p_.experts, tiles_[at_.tile].expert);
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    words_ = w.values + at_.panel * w.pitch + lane * kUnit;
-    const std::int64_t row = w.scale.at(at_.panel * kPanelRows, 0);
-    if (kZeros && lane >= kScaleLanes) {
+    const int panel = at_.strip * Shape::kPanels;
+    const int last = (w.rows - 1) / kPanelRows;
+    words_ = w.values + panel * w.pitch + lane * kUnit;
+    second_ = panel < last ? w.pitch : 0;
+    const std::int64_t row = w.scale.at(min(panel + entry() / Unit::kChunks, last) * kPanelRows, 0);
+    if (has_zero()) {
       more_ = static_cast<const std::uint8_t*>(w.zeros) + row;
     } else {
       more_ = static_cast<const std::uint8_t*>(w.scales) + row * 4 + lane % 4 * kUnit;
     }
     term_ = 0;
+  }
+
+  // A lane beyond the first ones, which copy scales, copies zero points: of a panel and chunk.
+  __device__ static bool has_zero() { return kZeros && static_cast<int>(threadIdx.x) % 32 >= kScaleLanes; }
+  __device__ static int entry() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return has_zero() ? lane - kScaleLanes : lane / 4;
   }
 
   __device__ void fill() {
@@ -271,18 +288,19 @@ class UnitRing {
       const std::uint32_t to = filling_ + lane * kUnit;
       const std::uint32_t to_words = filling_ + (lane ^ lane / 8 % 2 * 2) * kUnit;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) copy_async_if(true, to_words + i * (32 * kUnit), words_ + i * (32 * kUnit));
-      if (lane < kScaleLanes + kZeroLanes) {
-        const bool zero = kZeros && lane >= kScaleLanes;
-        const int chunk = zero ? lane - kScaleLanes : lane / 4;
-        const int group = (term_ + chunk * Arithmetic::kChunk * kSliceTerms) >> p_.group_shift;
-        copy_async_if(true, to + Unit::kScales, more_ + group * (zero ? kPanelRows : kPanelRows * 4));
+      for (int i = 0; i < 2; ++i) {
+        copy_async_if(true, to_words + i * (32 * kUnit),
+                      words_ + (Shape::kPanels == 1 ? i * (32 * kUnit) : i * second_));
       }
-      words_ += kUnitSlices * kSliceBytes;
-      term_ += kUnitTerms;
+      if (lane < kScaleLanes + kZeroLanes) {
+        const int group = (term_ + entry() % Unit::kChunks * Arithmetic::kChunk * kSliceTerms) >> p_.group_shift;
+        copy_async_if(true, to + Unit::kScales, more_ + group * (has_zero() ? kPanelRows : kPanelRows * 4));
+      }
+      words_ += Unit::kPanelBytes;
+      term_ += Shape::kUnitTerms;
       if (term_ == p_.weight.terms) {
         --left_;
-        at_.move(Shape::kWarps, panels_);
+        at_.move(Shape::kWarps, strips_);
         find();
       }
     }
@@ -292,11 +310,12 @@ class UnitRing {
 
   const GroupedArguments& p_;
   const StreamTile<Shape>* tiles_;
-  int panels_;
+  int strips_;
   std::uint32_t ring_, filling_, reading_;
-  PanelPlace at_;
-  int left_;  // panels
+  StripPlace at_;
+  int left_;  // strips
   const std::uint8_t* words_;
+  std::int64_t second_;       // bytes from a panel to the second one
   const std::uint8_t* more_;  // a scale or a zero point
   int term_;
 };
@@ -327,108 +346,121 @@ __device__ void copy_tokens(const GroupedArguments& p, const StreamTile<Shape>& 
 
 // ---- The products.
 
-// A panel of the tile's expert by the tile's kCount blocks of 8 tokens, or one less, to y.
+// A strip of the tile's expert by the tile's kCount blocks of 8 tokens, or one less, to y.
 template <int kCount, class Shape, class Arithmetic, bool kZeros>
-__device__ void multiply_panel(const GroupedArguments& p, UnitRing<Shape, Arithmetic, kZeros>& ring,
-                               const StreamTile<Shape>& tile, int panel) {
+__device__ void multiply_strip(const GroupedArguments& p, UnitRing<Shape, Arithmetic, kZeros>& ring,
+                               const StreamTile<Shape>& tile, int strip) {
   constexpr int kChunk = Arithmetic::kChunk;
   constexpr int kElement = Arithmetic::kElement;
+  constexpr int kPanels = Shape::kPanels;
+  using Unit = StreamUnit<Shape, Arithmetic>;
   const int stored = kCount == 1 ? tile.stored() : 8;
   const int token_slice = stored * kSliceTerms * kElement;  // bytes, of a block of tokens
-  using Unit = StreamUnit<Arithmetic>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int units = p.weight.terms / kUnitTerms;
   const int block_bytes = stored * p.weight.terms * kElement;
   const int last_block = (kCount > 4 ? tile.blocks() - 1 : kCount - 1) * block_bytes;
-  const Arithmetic arithmetic(kZeros);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int words_at = lane % 4 * 64 + (lane / 4 * 8 ^ lane % 4 / 2 * 32);
+  const int steps = p.weight.terms / kStreamStep;
+  const Arithmetic arithmetic(kZeros);
   std::uint32_t tokens = tile.at + (lane & (stored * 4 - 1)) * (8 * kElement);
-  typename Arithmetic::Total totals[kCount][4] = {};
+  typename Arithmetic::Total totals[kPanels][kCount][4] = {};
 #pragma unroll 1
-  for (int u = 0; u < units; ++u) {
-    const std::uint32_t unit = ring.next();
+  for (int step = 0; step < steps; ++step) {
+    typename Arithmetic::Sum sums[kPanels][kCount][4];
 #pragma unroll
-    for (int chunk = 0; chunk < Unit::kChunks; ++chunk) {
-      typename Arithmetic::Offset offsets[2];
-      if (kZeros) {
-        const std::uint32_t at = unit + Unit::kZeros + chunk * kPanelRows + lane / 4 * 2;
-        const std::uint32_t two = load_shared_word(at & ~3u) >> (at & 2) * 8;
-        offsets[0] = typename Arithmetic::Offset(two & 255);
-        offsets[1] = typename Arithmetic::Offset(two >> 8 & 255);
-      }
-      typename Arithmetic::Slice slices[kChunk];
+    for (int u = 0; u < kStreamStep / Shape::kUnitTerms; ++u) {
+      const std::uint32_t unit = ring.next();
+      typename Arithmetic::Offset offsets[kPanels][2];
 #pragma unroll
-      for (int s = 0; s < kChunk; ++s) {
-        const uint2 words = load_shared_pair(unit + (chunk * kChunk + s) * kSliceBytes + words_at);
-        arithmetic.convert(words.x, words.y, offsets[0], offsets[1], slices[s]);
-      }
-      typename Arithmetic::Sum sums[kCount][4];
+      for (int s = 0; s < Shape::kUnitSlices; ++s) {
+        const int of_chunk = (u * Shape::kUnitSlices + s) % kChunk;
+        const int chunk = s / kChunk;  // of the unit
+        typename Arithmetic::Slice slices[kPanels];
 #pragma unroll
-      for (int s = 0; s < kChunk; ++s) {
+        for (int j = 0; j < kPanels; ++j) {
+          if (kZeros && (of_chunk == 0 || s == 0)) {
+            const std::uint32_t at = unit + Unit::kZeros + (j * Unit::kChunks + chunk) * kPanelRows + lane / 4 * 2;
+            const std::uint32_t two = load_shared_word(at & ~3u) >> (at & 2) * 8;
+            offsets[j][0] = typename Arithmetic::Offset(two & 255);
+            offsets[j][1] = typename Arithmetic::Offset(two >> 8 & 255);
+          }
+          const uint2 words = load_shared_pair(unit + j * Unit::kPanelBytes + s * kSliceBytes + words_at);
+          arithmetic.convert(words.x, words.y, offsets[j][0], offsets[j][1], slices[j]);
+        }
 #pragma unroll
         for (int t = 0; t < kCount; ++t) {
-          const int block = t == kCount - 1 ? last_block : t * block_bytes;
-          const auto a = Arithmetic::read(tokens + (chunk * kChunk + s) * token_slice + block);
-          if constexpr (Arithmetic::kRow) {
-            Arithmetic::multiply(totals[t], slices[s], a, false);
-          } else {
-            Arithmetic::multiply(sums[t], slices[s], a, s == 0);
+          const auto a = Arithmetic::read(tokens + (t == kCount - 1 ? last_block : t * block_bytes));
+#pragma unroll
+          for (int j = 0; j < kPanels; ++j) {
+            if constexpr (Arithmetic::kRow) {
+              Arithmetic::multiply(totals[j][t], slices[j], a, false);
+            } else {
+              Arithmetic::multiply(sums[j][t], slices[j], a, of_chunk == 0);
+            }
+          }
+        }
+        tokens += token_slice;
+        if (Arithmetic::kRow || of_chunk != kChunk - 1) continue;
+#pragma unroll
+        for (int j = 0; j < kPanels; ++j) {
+          float scales[2];
+          read_scales(unit + Unit::kScales + (j * Unit::kChunks + chunk) * (kPanelRows * 4) + lane / 4 * 8, scales);
+#pragma unroll
+          for (int t = 0; t < kCount; ++t) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              totals[j][t][e] = arithmetic.fold(sums[j][t][e], scales[e / 2], totals[j][t][e]);
           }
         }
       }
-      if constexpr (!Arithmetic::kRow) {
-        float scales[2];
-        read_scales(unit + Unit::kScales + chunk * (kPanelRows * 4) + lane / 4 * 8, scales);
-#pragma unroll
-        for (int t = 0; t < kCount; ++t) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) totals[t][e] = arithmetic.fold(sums[t][e], scales[e / 2], totals[t][e]);
-        }
-      }
     }
-    tokens += kUnitSlices * token_slice;
   }
 
-  const int col = panel * kPanelRows + lane / 4 * 2;
   Bias bias = p.bias;
   if (bias.data) bias.data = static_cast<const std::uint8_t*>(bias.data) + tile.expert * p.experts.bias;
-  float scales[2], biases[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    biases[i] = bias.at(col + i, p.weight.rows, -0.0f);
-    if constexpr (Arithmetic::kRow) {
-      const auto* const of_expert = static_cast<const std::uint8_t*>(p.weight.scales) + tile.expert * p.experts.b_scale;
-      scales[i] = __ldcg(reinterpret_cast<const float*>(of_expert) + p.weight.scale.at(col + i, 0));
-    }
-  }
+  for (int j = 0; j < kPanels; ++j) {
+    const int col = (strip * kPanels + j) * kPanelRows + lane / 4 * 2;
+    if (col >= p.weight.rows) break;
+    float scales[2], biases[2];
 #pragma unroll
-  for (int t = 0; t < kCount; ++t) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int of_tile = t * 8 + lane % 4 * 2 + e;
-      const int token = tile.first_token + of_tile;
-      if (token >= tile.end_token) continue;
-      const float a_scale = kElement == 1 ? tile.scales[of_tile] : 1;
-      float values[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const auto total = totals[t][i * 2 + e];
-        values[i] = fmaf(Arithmetic::kRow ? arithmetic.fold_row(total, scales[i]) : static_cast<float>(total), a_scale,
-                         biases[i]);
+    for (int i = 0; i < 2; ++i) {
+      biases[i] = bias.at(col + i, p.weight.rows, -0.0f);
+      if constexpr (Arithmetic::kRow) {
+        const auto* const of_expert =
+            static_cast<const std::uint8_t*>(p.weight.scales) + tile.expert * p.experts.b_scale;
+        scales[i] = __ldcg(reinterpret_cast<const float*>(of_expert) + p.weight.scale.at(col + i, 0));
       }
-      store_rows(p, token, col, values);
+    }
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int of_tile = t * 8 + lane % 4 * 2 + e;
+        const int token = tile.first_token + of_tile;
+        if (token >= tile.end_token) continue;
+        const float a_scale = kElement == 1 ? tile.scales[of_tile] : 1;
+        float values[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const auto total = totals[j][t][i * 2 + e];
+          values[i] = fmaf(Arithmetic::kRow ? arithmetic.fold_row(total, scales[i]) : static_cast<float>(total),
+                           a_scale, biases[i]);
+        }
+        store_rows(p, token, col, values);
+      }
     }
   }
 }
 
 template <int kCount, class Shape, class Arithmetic, bool kZeros>
-__device__ void multiply_panel_of(int token_blocks, const GroupedArguments& p,
-                                  UnitRing<Shape, Arithmetic, kZeros>& ring, const StreamTile<Shape>& tile, int panel) {
+__device__ void multiply_strip_of(int token_blocks, const GroupedArguments& p,
+                                  UnitRing<Shape, Arithmetic, kZeros>& ring, const StreamTile<Shape>& tile, int strip) {
   if constexpr (kCount < Shape::kTokenBlocks) {
     constexpr int kNext = kCount + (kCount < 4 ? 1 : 2);
-    if (token_blocks > kCount) return multiply_panel_of<kNext>(token_blocks, p, ring, tile, panel);
+    if (token_blocks > kCount) return multiply_strip_of<kNext>(token_blocks, p, ring, tile, strip);
   }
-  multiply_panel<kCount>(p, ring, tile, panel);
+  multiply_strip<kCount>(p, ring, tile, strip);
 }
 
 template <class Shape, class Arithmetic, bool kZeros>
@@ -438,13 +470,13 @@ __device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& or
   __shared__ StreamShared<Shape> shared;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
-  const int panels = (p.weight.rows + kPanelRows - 1) / kPanelRows;
+  const int strips = (p.weight.rows + Shape::kRows - 1) / Shape::kRows;
 
   const StreamTiles<Shape> tiles(p.experts, order, shared);
-  const int2 mine = tiles.panels(static_cast<int>(blockIdx.x), panels);
+  const int2 mine = tiles.strips(static_cast<int>(blockIdx.x), strips);
   if (mine.x == mine.y) return;
 
-  UnitRing<Shape, Arithmetic, kZeros> ring(p, shared.tile, panels,
+  UnitRing<Shape, Arithmetic, kZeros> ring(p, shared.tile, strips,
                                            tokens + warp * (kRingBytes<Shape, Arithmetic> / kWarps));
   tokens += kRingBytes<Shape, Arithmetic>;
   // A thread knows the row of one token of one of the tiles.
@@ -453,10 +485,10 @@ __device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& or
   const int my_token = thread % Shape::kTokens;
   int number = mine.x + warp;
 #pragma unroll 1
-  for (int first_tile = mine.x / panels; first_tile * panels < mine.y;) {
+  for (int first_tile = mine.x / strips; first_tile * strips < mine.y;) {
     tiles.list(first_tile);
     __syncthreads();
-    const int last = min((mine.y - 1) / panels - first_tile + 1, Shape::kTiles);
+    const int last = min((mine.y - 1) / strips - first_tile + 1, Shape::kTiles);
     const bool knows = of_tiles < last && my_token < shared.tile[min(of_tiles, last - 1)].tokens();
     StreamTile<Shape>& my_tile = shared.tile[min(of_tiles, last - 1)];
     const int row = knows ? p.experts.row_of_a(my_tile.first_token + my_token) : 0;
@@ -469,8 +501,8 @@ __device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& or
       if (thread == 0) tile.at = tokens + used;
       used += bytes;
     }
-    const int stop = min((first_tile + count) * panels, mine.y);
-    PanelPlace at = {number / panels - first_tile, number % panels};
+    const int stop = min((first_tile + count) * strips, mine.y);
+    StripPlace at = {number / strips - first_tile, number % strips};
     ring.start(at, (stop - number + kWarps - 1) / kWarps);
     if (knows) my_tile.rows[my_token] = row;
     __syncthreads();
@@ -486,11 +518,11 @@ __device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& or
 #pragma unroll 1
     for (; number < stop; number += kWarps) {
       const StreamTile<Shape>& tile = shared.tile[at.tile];
-      multiply_panel_of<1>(tile.blocks(), p, ring, tile, at.panel);
-      at.move(kWarps, panels);
+      multiply_strip_of<1>(tile.blocks(), p, ring, tile, at.strip);
+      at.move(kWarps, strips);
     }
     first_tile += count;
-    if (first_tile * panels < mine.y) __syncthreads();
+    if (first_tile * strips < mine.y) __syncthreads();
   }
 }
 

@@ -45,7 +45,7 @@ constexpr double kPlain = 1.15;                    // times as long with nibbles
 constexpr double kSearchSeconds = 1e-6;            // of a block for its tile among the experts'
 constexpr double kStreamSeconds = 4.5e-6;          // of a stream until its first tokens are there
 constexpr double kFillSeconds = 0.4e-6;            // of each unit of its rings beyond 4
-constexpr double kPanelSeconds = 120e-9;           // of a stream, and SM
+constexpr double kStripSeconds = 120e-9;           // of a stream, and SM
 constexpr std::int64_t kMaxStreamTiles = 1 << 16;  // whose times have 32 bits together
 
 // A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
@@ -137,7 +137,7 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t scratch = kMaxSu
   Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
     if constexpr (Tile::kStreams) {
-      if (!grouped || !p.b_packed || p.k == 0 || p.k % kUnitTerms != 0) return;
+      if (!grouped || !p.b_packed || p.k == 0 || p.k % kStreamStep != 0) return;
       int tokens = 0;
       std::int64_t room = 0;
       Format::with_arithmetic(p, [&]<class Arithmetic>() {
@@ -145,20 +145,20 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t scratch = kMaxSu
         room = stream_room<Tile, Arithmetic>(p);
       });
       if (tokens == 0 || max_tiles(p, m, tokens) > kMaxStreamTiles ||
-          max_tiles(p, m, tokens) * ceil_div(p.n, kPanelRows) > std::int64_t{1} << 30) {
+          max_tiles(p, m, tokens) * ceil_div(p.n, Tile::kRows) > std::int64_t{1} << 30) {
         return;
       }
       const double tiles = expected_tiles(p, m, tokens);
       const double blocks = std::max(1.0, (static_cast<double>(m) / 8 + 0.5 * experts_with_rows(p, m)) / tiles);
-      const double panels = tiles * static_cast<double>(ceil_div(p.n, kPanelRows)) / gpu.sms;
-      const double units = k / kUnitTerms * (1 + 0.15 * folds);
+      const double strips = tiles * static_cast<double>(ceil_div(p.n, Tile::kRows)) / gpu.sms;
+      const double units = Tile::kPanels * k / kStreamStep * (1 + 0.15 * folds);
       const StreamTimes& times = candidate.times;
-      const double together = panels * (kPanelSeconds + units * (times.unit + blocks * times.block));
-      const double alone = std::ceil(panels / Tile::kWarps) * units * times.alone;
-      // A block whose panels are of two tiles begins anew where there is no room for both.
+      const double together = strips * (kStripSeconds + units * (times.unit + blocks * times.block));
+      const double alone = std::ceil(strips / Tile::kWarps) * units * times.alone;
+      // A block whose strips are of two tiles begins anew where there is no room for both.
       const double of_tile = std::max(1.0, std::round(1.3 * static_cast<double>(m) / tiles));
       const double both = 2 * std::min<double>(std::bit_ceil(static_cast<unsigned>(of_tile)), tokens) * k * element;
-      const double again = both > static_cast<double>(room) ? units * times.alone : 0;
+      const double again = both > static_cast<double>(room) ? 1.15 * units * times.alone : 0;
       consider(tile, 1, kStreamSeconds + (Tile::kRing - 4) * kFillSeconds + std::max(together, alone) + again);
     } else {
       for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
@@ -269,8 +269,8 @@ std::string detail(const GemmProblem& p) {
   with_tile<Format>(choice.tile, [&]<class Tile>(const Candidate<Tile>&) {
     if constexpr (Tile::kStreams) {
       Format::with_arithmetic(p, [&]<class Arithmetic>() {
-        text = message("y^T = b * a^T, a warp per 16 rows of b, up to ", stream_tokens<Tile, Arithmetic>(p),
-                       " tokens of an expert");
+        text = message("y^T = b * a^T, a warp per ", Tile::kRows, " rows of b, up to ",
+                       stream_tokens<Tile, Arithmetic>(p), " tokens of an expert");
       });
     } else {
       text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,

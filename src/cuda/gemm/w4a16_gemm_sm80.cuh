@@ -50,8 +50,9 @@ struct Format {
     body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{104e-9, 32e-9}});
     body(Candidate<TileShape<128, 32, 128, 4, 4, 1, 3>>{{224e-9, 68e-9}});
     body(Candidate<TileShape<128, 64, 64, 4, 4, 1, 2>>{{284e-9, 124e-9}});
-    body(Candidate<StreamShape<1, 8>>{{24e-9, 10e-9, 230e-9}});
-    body(Candidate<StreamShape<4, 4>>{{24e-9, 10e-9, 290e-9}});
+    body(Candidate<StreamShape<1, 1, 8>>{{24e-9, 10e-9, 230e-9}});
+    body(Candidate<StreamShape<2, 2, 4>>{{16.5e-9, 17e-9, 200e-9}});
+    body(Candidate<StreamShape<4, 1, 4>>{{24e-9, 10e-9, 290e-9}});
   }
 
   template <class Body>

@@ -53,8 +53,9 @@ struct Format {
     body(Candidate<TileShape<64, 32, 128, 5, 2, 2, 3>>{{120e-9, 17e-9}});
     body(Candidate<TileShape<64, 64, 128, 5, 2, 2, 3>>{{147e-9, 66e-9}});
     body(Candidate<TileShape<64, 128, 128, 4, 2, 2, 2>>{{203e-9, 95e-9}});
-    body(Candidate<StreamShape<1, 8>>{{30e-9, 3e-9, 225e-9}});
-    body(Candidate<StreamShape<8, 4>>{{30e-9, 3e-9, 285e-9}});
+    body(Candidate<StreamShape<1, 1, 8>>{{30e-9, 3e-9, 225e-9}});
+    body(Candidate<StreamShape<2, 2, 4>>{{28e-9, 4.5e-9, 200e-9}});
+    body(Candidate<StreamShape<8, 1, 4>>{{30e-9, 3e-9, 285e-9}});
   }
 
   template <class Body>
