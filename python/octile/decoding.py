@@ -298,8 +298,12 @@ class _Step:
                 self._next()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._next()
+        try:
+            with torch.cuda.graph(self._graph):
+                self._next()
+        except RuntimeError as error:
+            text = "Decoding cannot record the model's code in a CUDA graph (with compile=True it may become able to): "
+            raise RuntimeError(text + str(error)) from error
 
 
 def _cache(model, needed):

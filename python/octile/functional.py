@@ -408,8 +408,11 @@ def _unclamped(x, multiplier, static_scale):
     wide = x if x.dtype is torch.float64 else x.float()
     if multiplier is not None:
         wide = wide * multiplier
+    dtype = wide.dtype
+    if wide.is_cuda and torch.compiler.is_compiling():  # where a division of f32 is approximate; that of f64 is not
+        wide = wide.double()
     # A tensor: a GPU would multiply by the inverse of a number. 127.5 is rounded to 128.
-    levels = wide / torch.full((), static_scale, dtype=wide.dtype, device=wide.device)
+    levels = (wide / torch.full((), static_scale, dtype=wide.dtype, device=wide.device)).to(dtype)
     return (levels.abs() < 127.5) | ~x.isfinite()
 
 

@@ -466,9 +466,9 @@ class W8A8StaticLinear(_Int8):
     is multiplied by input_multiplier and quantized with input_scale, where it is clamped to -127..127. y is in x's type,
     under autocast in autocast's. backward: that of W8A8Linear. dX has input_multiplier in it, and is 0 where x is clamped.
 
-    The kernels take input_scale as a number, so the buffer stays on the CPU wherever the layer goes. Eager code reads
-    it in every call. A compiled graph keeps the number that it was compiled with until the layer is filled, moved,
-    loaded or called in eager code.
+    The kernels take input_scale as a number, so the buffer stays on the CPU wherever the layer goes, and DDP needs
+    processes that can exchange it: backend="cpu:gloo,cuda:nccl". Eager code reads it in every call. A compiled graph keeps
+    the number that it was compiled with until the layer is filled, moved, loaded or called in eager code.
     """
 
     _ACTIVATION = _c.STATIC_PER_TENSOR
@@ -584,7 +584,8 @@ class W4A16Linear(_Inference):
     weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (others are an
     error on a CPU, and on a GPU lead to undefined results, but to no wrong access to memory); bias (OUT) or None. group:
     32, 64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. A gradient
-    dequantizes the weight for its product: OUT * IN values of dY's type (on a CPU of float32), freed at once. Raises ValueError for an unknown group and one that does not divide IN.
+    dequantizes the weight for its product: OUT * IN values of dY's type (on a CPU of float32), freed at once. Raises
+    ValueError for an unknown group and one that does not divide IN.
     """
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, group=128, zero_point=False):

@@ -51,7 +51,10 @@ def _own_scale(t, least):
     if least == LEAST_OF_X:
         return _quantize(t, _c.PER_ROW, _c.ROW_MAJOR)[2]  # one kernel, which reads t once
     largest = torch.maximum(t.amax(-1), -t.amin(-1))  # much faster than a norm on a CPU
-    scale = torch.maximum(largest / torch.full((), 127, dtype=t.dtype, device=t.device), t.new_full((), least))
+    # In f64, and then rounded: what a division of f32 gives, which a GPU's compiled code only approximates. By a tensor: it
+    # would multiply by the inverse of a number.
+    scale = (largest.double() / torch.full((), 127, dtype=torch.float64, device=t.device)).to(t.dtype)
+    scale = torch.maximum(scale, t.new_full((), least))
     return torch.where(scale.isfinite(), scale, math.nan)
 
 
@@ -95,7 +98,9 @@ def _fma(a, b, c):
 def _scaled(acc, x_scale, w_scale, b, dtype):
     """y of exact sums (..., N), as the kernels end: contract.md, "Forward"."""
     scale, acc = x_scale[..., None] * w_scale, acc.float()
-    return (acc * scale if b is None else _fma(acc, scale, b.float().expand_as(acc))).to(dtype)
+    y = acc * scale if b is None else _fma(acc, scale, b.float().expand_as(acc))
+    # torch 2.11 compiles a Function that ends with a to() that does nothing into one whose gradients are 0.
+    return y if y.dtype is dtype else y.to(dtype)
 
 
 def _shaped(rows, lead):

@@ -96,7 +96,7 @@ def bits(meshes, rank, dtype=torch.float32, backwards=BACKWARDS):
             parts = []  # one process, on each rank's rows
             for mine, theirs in zip(x.chunk(n), dy.chunk(n), strict=True):
                 part = Net(backward, dtype=dtype)
-                part(mine).backward(theirs)
+                part(mine.clone().requires_grad_()).backward(theirs)  # dB is added up elsewhere where dX is not needed
                 parts.append({name: p.grad for name, p in part.named_parameters()})
             for reshard in (True, False)[: 1 if isinstance(backward, tuple) else 2]:
                 model = prepared(Net(backward, dtype=dtype), meshes[n], reshard_after_forward=reshard)

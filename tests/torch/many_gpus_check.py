@@ -100,7 +100,7 @@ def work(a):
     ranks.device = a.device
     if a.device == "cuda":
         torch.cuda.set_device(a.rank)
-    backend = "nccl" if a.device == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if a.device == "cuda" else "gloo"
     store = f"tcp://127.0.0.1:{a.port}"
     words = {"rank": a.rank, "world_size": a.ranks, "timeout": datetime.timedelta(seconds=60)}
     dist.init_process_group(backend, init_method=store, **words)
