@@ -94,7 +94,8 @@ class LinearCases {
   std::vector<Case> large_experts(GemmFormat format) {
     std::vector<std::int64_t> many;
     for (std::int64_t e = 0; e < 100; ++e) many.push_back(e * 7 % 5);
-    const auto add_large = [&](const std::vector<std::int64_t>& rows, const Sizes& sizes, int turns) {
+    const auto add_large = [&](const std::vector<std::int64_t>& rows, const Sizes& sizes, int turns,
+                               bool packed = false) {
       for (int turn = 0; turn < turns; ++turn) {
         add_experts(format, rows, sizes);
         auto& c = std::get<GroupedLinearCase>(cases_.back());
@@ -103,6 +104,7 @@ class LinearCases {
         GroupedLinearDescription& d = c.description;
         if (d.x == DType::f64 || (format.float_a && d.x == DType::f32)) d.x = DType::bf16;
         if (d.y == DType::f64) d.y = DType::f32;
+        if (packed) d.packed_weight = true;
         if (format.float_a) d.y = turn % 3 == 2 ? DType::f32 : d.x;
       }
     };
@@ -127,6 +129,14 @@ class LinearCases {
       } else {
         add_large(some, {2, 4096, 2048}, 3);
         add_large({2200, 0, 1900}, {1, 4096, 512}, 3);
+      }
+    }
+    if (is_packed(format.b)) {  // an odd number of panels, whose last one is not whole, for streams of each shape
+      add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8165, 512}, 2, true);
+      if (format.float_a) {
+        add_large({17, 24, 20}, {1, 8181, 512}, 1, true);
+      } else {
+        add_large({49, 53, 56}, {2, 4091, 512}, 1, true);
       }
     }
     return std::move(cases_);

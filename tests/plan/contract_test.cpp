@@ -277,6 +277,39 @@ TEST_P(EveryArch, FourBitsGoLowNibbleFirst) {
   EXPECT_EQ(q, (Values<std::uint8_t>{0xe1, 0x97, 0x03}));
 }
 
+// All that a row of 16-bit floats can hold up to its largest: among them are many ties.
+template <class T>
+void quantize_every_value(const std::string& arch, DType dtype, std::uint16_t largest) {
+  Values<T> x;
+  Floats wide;
+  for (std::uint32_t bits = 0; bits < 1 << 16; ++bits) {
+    T value;
+    value.bits = static_cast<std::uint16_t>(bits);
+    if ((bits & 0x7fff) <= largest) x.push_back(value), wide.push_back(value);
+  }
+  const Quantized expected = quantize_segment(wide);
+  const auto cols = static_cast<std::int64_t>(x.size());
+  Bytes q(x.size(), 99);
+  float s = -1;
+  run<QuantizePlan>(QuantizeDescription{.rows = 1, .cols = cols, .x = dtype}, arch,
+                    QuantizeArgs{.x = matrix(as(x), 1, cols), .q = matrix(as(q), 1, cols), .scale = vector(&s, 1)});
+  EXPECT_EQ(s, expected.s) << largest;
+  EXPECT_TRUE(q == expected.q) << largest;
+}
+
+TEST_P(EveryArch, EverySixteenBitFloat) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 20; ++i) {
+    quantize_every_value<Half>(GetParam(), DType::f16, static_cast<std::uint16_t>(random() % 0x7c00));
+    quantize_every_value<BFloat16>(GetParam(), DType::bf16, static_cast<std::uint16_t>(random() % 0x7f80));
+  }
+  for (const std::uint16_t largest : {0x0001, 0x0100, 0x4a80, 0x7b00, 0x7bff}) {
+    quantize_every_value<Half>(GetParam(), DType::f16, largest);
+    quantize_every_value<BFloat16>(GetParam(), DType::bf16, largest);
+  }
+  quantize_every_value<BFloat16>(GetParam(), DType::bf16, 0x7f7f);
+}
+
 // Every granularity is the quantizer of one segment on its own.
 TEST_P(EveryArch, SegmentsAreQuantizedOnTheirOwn) {
   constexpr std::int64_t kRows = 37, kCols = 96, kGroup = 32;

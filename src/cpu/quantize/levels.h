@@ -267,6 +267,58 @@ struct RoundToLevels {
   }
 };
 
+// f16 and bf16 as they lie, finite, of which none rounds to a level beyond the limits; no zero points.
+template <class T>
+struct NarrowRun {
+  const T* x;
+  std::int64_t n;
+  Ahead ahead;
+  std::uint8_t* out;
+};
+
+// By one multiplication, and a correction by the error of the product: that is the IEEE quotient of an f16 or a bf16 by
+// an f32 (all 2^33 pairs of significands were tried, docs/notes/gpu.md) unless it is so small that it rounds to 0.
+// There is nothing to be done again, and no buffer of floats.
+struct RoundNarrow {
+  template <Isa, class T>
+  OCTILE_INLINE static void run(NarrowRun<T> p, ScaleSteps<float> scale) {
+    for (; p.n >= kAheadStep; p.n -= kAheadStep, scale = scale.from(kAheadStep)) {
+      p.ahead.prefetch();
+      step(p, scale.step(), kAheadStep);
+    }
+    if (p.n > 0) step(p, scale.step(), p.n);
+  }
+
+ private:
+  // Of a finite x, by what can be vectorized.
+  OCTILE_INLINE static float widened(const BFloat16& x) { return x; }
+  OCTILE_INLINE static float widened(const Half& x) {
+    const std::uint32_t bits = x.bits;
+    const float magnitude = std::bit_cast<float>((bits & 0x7fff) << 13) * 0x1p112f;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | (bits & 0x8000) << 16);
+  }
+
+  template <class T>
+  OCTILE_INLINE static void step(NarrowRun<T>& p, const OneScale<float>& one, std::int64_t n) {
+    const T* __restrict x = p.x;
+    std::uint8_t* __restrict out = p.out;
+    p.x += n, p.out += n;
+    const float s = one.scale, inv = one.inverted;
+    if (inv != inv) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        out[i] = static_cast<std::uint8_t>(s == s ? rounded_to_integer(widened(x[i]) / s) : 0);
+      }
+      return;
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float value = widened(x[i]);
+      const float product = value * inv;
+      const float quotient = std::fma(std::fma(-product, s, value), inv, product);
+      out[i] = static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(quotient + kRounder<float>));
+    }
+  }
+};
+
 // Chooses the loop. A run with one scale is common enough for a loop without arrays.
 template <class Real, class Out, class Scale>
 void round_to_levels(const LevelRun<Real, Out>& run, const Scale& scale) {

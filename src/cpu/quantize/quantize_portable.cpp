@@ -102,15 +102,22 @@ class WriteIntegers {
 
   template <class Scale>
   void piece(const Piece<Real>& piece, const Scale& scale) {
-    const bool transposes = o_.q_transposed.present();
-    // Bytes that need no more go straight to their place.
-    const bool direct = !around_caches_ && !transposes && o_.q.dtype != DType::s4;
-    std::uint8_t* q = direct ? row_of(piece) : transposes ? transposer_.at(piece.block_row, piece.block_col) : row_;
-    round_to_levels(LevelRun<Real, std::uint8_t>{piece.x, piece.noise, static_cast<Real>(p_.q_min),
-                                                 static_cast<Real>(p_.q_max), piece.n, piece.ahead, q, fits_},
-                    scale);
-    if (!direct && o_.q.present()) put(piece, q);
-    if (transposes) transposer_.advance(piece.n);
+    write(piece, [&](std::uint8_t* q) {
+      round_to_levels(LevelRun<Real, std::uint8_t>{piece.x, piece.noise, static_cast<Real>(p_.q_min),
+                                                   static_cast<Real>(p_.q_max), piece.n, piece.ahead, q, fits_},
+                      scale);
+    });
+  }
+
+  // f16 is widened by arithmetic, of which AVX2 has too little: a buffer and the conversion's own instruction are
+  // faster.
+  bool takes_narrow() const {
+    return fits_ && p_.multiplier == Multiplier::none && p_.rounding == Rounding::nearest &&
+           isa() >= (p_.x == DType::bf16 ? Isa::avx2 : Isa::avx512) && bits(p_.x) == 16;
+  }
+  template <class T>
+  void narrow(const Piece<Real>& piece, const T* x, const ScaleSteps<float>& scale) {
+    write(piece, [&](std::uint8_t* q) { multiversion<RoundNarrow>(NarrowRun<T>{x, piece.n, piece.ahead, q}, scale); });
   }
 
   void block(std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols) {
@@ -123,6 +130,18 @@ class WriteIntegers {
   }
 
  private:
+  // round(q) writes the piece's bytes.
+  template <class Round>
+  void write(const Piece<Real>& piece, const Round& round) {
+    const bool transposes = o_.q_transposed.present();
+    // Bytes that need no more go straight to their place.
+    const bool direct = !around_caches_ && !transposes && o_.q.dtype != DType::s4;
+    std::uint8_t* q = direct ? row_of(piece) : transposes ? transposer_.at(piece.block_row, piece.block_col) : row_;
+    round(q);
+    if (!direct && o_.q.present()) put(piece, q);
+    if (transposes) transposer_.advance(piece.n);
+  }
+
   std::uint8_t* row_of(const Piece<Real>& piece) const {
     return static_cast<std::uint8_t*>(o_.q.data) + piece.row * o_.q.strides[0] + piece.col;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/quantize/extremes.h"
 #include "cpu/quantize/levels.h"
@@ -113,6 +114,7 @@ inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x, std:
 // Emit is made once per worker and is called with every piece of a block, then with the block:
 //   Emit(problem, operands, worker's memory)
 //   void piece(const Piece<Real>&, const Scale&)   with ScaleSteps<Real> or ScaleEach<affine, Real>
+//   bool takes_narrow(); void narrow(piece, x, ScaleSteps<float>)   may be missing: f16 and bf16 as they lie
 //   void block(row, col, rows, cols)
 //   void finish()   after the last block
 template <class Real, class Emit>
@@ -290,6 +292,13 @@ class SegmentWalk {
   template <class Scale>
   void emit(Part& part, const Piece<Real>& where, const Scale& scale) const {
     Piece<Real> piece = where;
+    if constexpr (std::is_same_v<Scale, ScaleSteps<float>> && requires(Emit e) { e.takes_narrow(); }) {
+      if (!piece.x && part.emit.takes_narrow()) {
+        return with_elements([&](auto* x) {
+          if constexpr (sizeof(*x) == 2) part.emit.narrow(piece, x + piece.row * o_.x.strides[0] + piece.col, scale);
+        });
+      }
+    }
     if (!piece.x) piece.x = input(piece.row, piece.col, piece.n, part.x);
     if (p_.rounding == Rounding::stochastic) {
       const auto index = static_cast<std::uint64_t>(piece.row * cols_ + piece.col);

@@ -1,5 +1,6 @@
-// Rows of y by expert: which expert's rows a block has. A grid has as many blocks as the experts' tiles can be; the
-// offsets are in device memory, so each warp of a block looks for its own, and blocks that are too many end at once.
+// Rows of y by expert: which expert's rows a block has. The offsets are in device memory. A grid has as many blocks as
+// the experts' tiles can be, each warp of a block looks for its own, and blocks that are too many end at once; or it is
+// persistent, and its blocks keep a table (experts_stream_sm80.cuh has its own way).
 #pragma once
 
 #include <algorithm>

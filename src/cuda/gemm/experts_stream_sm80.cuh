@@ -1,6 +1,6 @@
 // Experts with few rows each, of w4a8_grouped_gemm_sm80 and w4a16_grouped_gemm_sm80, whose weight is packed.
 //
-// The grid has a block for each SM. All strips, 16 or 32 rows of an expert's weight, of all tiles of tokens are
+// The grid has at most a block for each SM. All strips, 16 or 32 rows of an expert's weight, of all tiles of tokens are
 // numbered, and each block has a stretch of them that is expected to take as long as the others'. It copies its tiles'
 // tokens to shared memory, as many tiles at a time as fit there; then each warp multiplies every kWarps-th strip alone,
 // without barriers: units of 1 KB go by cp.async through a ring of its own in shared memory, kRing - 1 ahead, also from
@@ -41,7 +41,7 @@ struct StreamShape {
 };
 
 struct StreamOrder {
-  int tile_time, block_time;  // of a tile of tokens, besides what each 8 of them take; of those
+  int tile_time, block_time;  // expected, in 1/256 ns: of a tile of tokens, and for each 8 of them
   int token_shift;            // a tile has up to 1 << token_shift tokens
   int shared_size;            // for tokens, bytes
 
@@ -52,10 +52,9 @@ struct StreamOrder {
   }
 };
 
-// In shared memory: kUnitTerms terms of a strip's panels, one behind the other. They lie there as they are packed but
-// for the order of each second pair of lines of 64 bytes, 16 bytes c of which lie where c ^ 2 would, so that a load of
-// 8 bytes a lane meets all banks. Then of each panel the scales and then the 8 + z of its chunks, or of the one that
-// the unit is part of.
+// In shared memory: kUnitTerms terms of a strip. The panels' words come first, as they are packed, except that in every
+// second pair of 64-byte lines 16 bytes c lie at c ^ 2, so that 8-byte loads meet no bank twice. Then come the scales
+// [panel][chunk][row], and 8 + z likewise. A unit smaller than a chunk has those of the chunk.
 template <class Shape, class Arithmetic>
 struct StreamUnit {
   static constexpr int kChunks = Shape::kUnitSlices > Arithmetic::kChunk ? Shape::kUnitSlices / Arithmetic::kChunk : 1;
@@ -80,7 +79,7 @@ struct StreamTile {
 
   __device__ int tokens() const { return end_token - first_token; }
   __device__ int blocks() const { return (tokens() + 7) / 8; }
-  // Tokens that a block has in shared memory: 8, of less than 5 tokens a power of two.
+  // Rows in shared memory for 8 tokens: 8, or for fewer than 5 tokens the next power of two.
   __device__ int stored() const { return tokens() > 4 ? 8 : tokens() > 2 ? 4 : tokens(); }
 };
 
@@ -128,7 +127,7 @@ class StreamTiles {
     tiles_before_ = tiles - tiles_, time_before_ = time - time_;
   }
 
-  // Those of block number `block`, by their numbers: the blocks' shares of the time are alike.
+  // First and end strip of a block. All blocks get the same share of the time.
   __device__ int2 strips(int block, int strips_of_tile) const {
     const int blocks = static_cast<int>(gridDim.x);
     find(block, blocks, strips_of_tile, shared_.begin);
@@ -137,7 +136,7 @@ class StreamTiles {
     return {shared_.begin, shared_.end};
   }
 
-  // Tiles from number `first` on to shared memory: whose they are, and which tokens.
+  // Writes kTiles tiles, from number `first` on, to shared memory.
   __device__ void list(int first) const {
     if (tiles_before_ >= first + Shape::kTiles || tiles_before_ + tiles_ <= first) return;
     int number = tiles_before_ - first;
@@ -165,7 +164,7 @@ class StreamTiles {
     }
   }
 
-  // The strip at that share of the time, by the thread that knows its tile.
+  // The strip at that share of the time, by the thread that knows its tile. Neighbouring blocks find the same one.
   __device__ void find(int share, int shares, int strips_of_tile, int& to) const {
     const float part = __fdividef(static_cast<float>(share), static_cast<float>(shares));
     const int point = share == shares ? all_time_ : static_cast<int>(static_cast<float>(all_time_) * part);
@@ -196,7 +195,7 @@ class StreamTiles {
 
 // ---- From global to shared memory.
 
-// A strip's tile, counted from the first one in shared memory, and its place among the strips there.
+// A tile, counted from the first one in shared memory, and a strip of its expert's weight.
 struct StripPlace {
   int tile, strip;
 
@@ -214,7 +213,7 @@ class UnitRing {
   __device__ UnitRing(const GroupedArguments& p, const StreamTile<Shape>* tiles, int strips, std::uint32_t ring)
       : p_(p), tiles_(tiles), strips_(strips), ring_(ring) {}
 
-  // So many strips, each kWarps behind the other. All units from before have been read, by all lanes.
+  // `count` strips, kWarps apart. All lanes have read all earlier units.
   __device__ void start(StripPlace at, int count) {
     at_ = at, left_ = count;
     filling_ = reading_ = ring_;
@@ -223,7 +222,7 @@ class UnitRing {
     for (int i = 0; i < Shape::kRing - 1; ++i) fill();
   }
 
-  // What follows in the first strip, to L2.
+  // To L2: the next 8 KB of the strip that is being filled.
   __device__ void prefetch() const {
     if (left_ <= 0) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -320,8 +319,8 @@ class UnitRing {
   int term_;
 };
 
-// The block's threads copy the tokens of a tile: blocks of stored() ones, of each all slices, of each 32 terms of the
-// tokens, so that what a warp reads at once is together. Behind the last token that one's terms stand again.
+// The block's threads copy the tokens of a tile, to [8 tokens][slice][token][32 terms] with stored() tokens in place of
+// 8; the last token is repeated up to there. What a warp reads at once is together so.
 template <int kElement, class Shape>
 __device__ void copy_tokens(const GroupedArguments& p, const StreamTile<Shape>& tile) {
   constexpr int kUnits = kSliceTerms * kElement / kUnit;  // of a token's slice
@@ -346,7 +345,7 @@ __device__ void copy_tokens(const GroupedArguments& p, const StreamTile<Shape>& 
 
 // ---- The products.
 
-// A strip of the tile's expert by the tile's kCount blocks of 8 tokens, or one less, to y.
+// A strip of the tile's expert by the tile's kCount blocks of 8 tokens, above 4 also by one block less, to y.
 template <int kCount, class Shape, class Arithmetic, bool kZeros>
 __device__ void multiply_strip(const GroupedArguments& p, UnitRing<Shape, Arithmetic, kZeros>& ring,
                                const StreamTile<Shape>& tile, int strip) {
@@ -510,7 +509,7 @@ __device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& or
 #pragma unroll 1
     for (int i = 0; i < count; ++i) copy_tokens<kElement>(p, shared.tile[i]);
     commit_copies();
-    // Behind the tokens, for which all warps wait, so that memory works meanwhile.
+    // After the tokens, so that memory stays busy while all warps wait for them.
     ring.prefetch();
     if (kElement == 1 && knows) my_tile.scales[my_token] = scale;
     wait_for_copies<0>();
@@ -530,7 +529,7 @@ template <class Shape, class Arithmetic, bool kZeros>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     experts_stream_kernel(const __grid_constant__ GroupedArguments p, const __grid_constant__ StreamOrder order) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  // What each block will read one after the other, as far as it is neighbours.
+  // Offsets and token indices, which are read one after the other below: one prefetch for 32 contiguous ones.
   const int first = static_cast<int>(threadIdx.x) * 32;
   if (first <= p.experts.count) prefetch_to_l2(p.experts.offsets + first * p.experts.offsets_stride);
   if (p.experts.token && first < p.tokens) prefetch_to_l2(p.experts.token + first * p.experts.token_stride);

@@ -26,11 +26,11 @@ struct TileTimes {
   double further;  // of each further one that is on the SM at the same time
 };
 
-// Of an SM, for a unit.
+// Seconds for a unit.
 struct StreamTimes {
-  double unit;
-  double block;  // for each block of 8 tokens
-  double alone;  // of a warp, however many there are
+  double unit;   // of an SM
+  double block;  // of an SM, for each block of 8 tokens
+  double alone;  // of one warp, however many there are
 };
 
 template <class Tile>
@@ -39,14 +39,13 @@ struct Candidate {
 };
 
 constexpr double kLaunchSeconds = 6.1e-6;
-constexpr double kBytesPerSecond = 21e9;           // of memory, and SM
-constexpr double kSharedPerSecond = 43e9;          // from L2 to shared memory, and SM
-constexpr double kPlain = 1.15;                    // times as long with nibbles that are not packed
-constexpr double kSearchSeconds = 1e-6;            // of a block for its tile among the experts'
-constexpr double kStreamSeconds = 4.5e-6;          // of a stream until its first tokens are there
-constexpr double kFillSeconds = 0.4e-6;            // of each unit of its rings beyond 4
-constexpr double kStripSeconds = 120e-9;           // of a stream, and SM
-constexpr std::int64_t kMaxStreamTiles = 1 << 16;  // whose times have 32 bits together
+constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
+constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
+constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
+constexpr double kSearchSeconds = 1e-6;    // of a block for its tile among the experts'
+constexpr double kStreamSeconds = 4.5e-6;  // of a stream until its first tokens are there
+constexpr double kFillSeconds = 0.4e-6;    // of each unit of its rings beyond 4
+constexpr double kStripSeconds = 120e-9;   // of a stream, and SM
 
 // A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
 template <class Tile, class Arithmetic, bool kFits = (Arithmetic::kChunk * kSliceTerms <= Tile::kStep)>
@@ -61,6 +60,11 @@ struct FittedTo<Tile, Arithmetic, false> {
 template <class Tile, class Arithmetic>
 using Fitted = typename FittedTo<Tile, Arithmetic>::Type;
 
+// Whether a problem can be one of streams, if it has room.
+inline bool may_stream(const GemmProblem& p) {
+  return p.operation == Operation::grouped_gemm && p.b_packed && p.k > 0 && p.k % kStreamStep == 0;
+}
+
 // Of a stream: bytes of shared memory for tokens.
 template <class Shape, class Arithmetic>
 std::int64_t stream_room(const GemmProblem& p) {
@@ -72,7 +76,7 @@ std::int64_t stream_room(const GemmProblem& p) {
 template <class Shape, class Arithmetic>
 int stream_tokens(const GemmProblem& p) {
   const std::int64_t room = stream_room<Shape, Arithmetic>(p);
-  if (room <= 0 || p.k == 0) return 0;
+  if (room <= 0 || !may_stream(p)) return 0;
   const std::int64_t tokens = std::min<std::int64_t>(room / (p.k * bits(p.a) / 8), Shape::kTokens);
   return static_cast<int>(std::bit_floor(static_cast<std::uint64_t>(tokens)));
 }
@@ -137,14 +141,17 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t scratch = kMaxSu
   Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
     if constexpr (Tile::kStreams) {
-      if (!grouped || !p.b_packed || p.k == 0 || p.k % kStreamStep != 0) return;
+      if (!may_stream(p)) return;
       int tokens = 0;
       std::int64_t room = 0;
       Format::with_arithmetic(p, [&]<class Arithmetic>() {
         tokens = stream_tokens<Tile, Arithmetic>(p);
         room = stream_room<Tile, Arithmetic>(p);
       });
-      if (tokens == 0 || max_tiles(p, m, tokens) > kMaxStreamTiles ||
+      // Strips, and a kernel's times (stream_order) of all tiles, are counted in 32 bits.
+      const StreamTimes& times = candidate.times;
+      const double time = (times.unit + Tile::kTokenBlocks * times.block) * 256e9;
+      if (tokens == 0 || static_cast<double>(max_tiles(p, m, tokens)) * time > 0x1p30 ||
           max_tiles(p, m, tokens) * ceil_div(p.n, Tile::kRows) > std::int64_t{1} << 30) {
         return;
       }
@@ -152,10 +159,9 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t scratch = kMaxSu
       const double blocks = std::max(1.0, (static_cast<double>(m) / 8 + 0.5 * experts_with_rows(p, m)) / tiles);
       const double strips = tiles * static_cast<double>(ceil_div(p.n, Tile::kRows)) / gpu.sms;
       const double units = Tile::kPanels * k / kStreamStep * (1 + 0.15 * folds);
-      const StreamTimes& times = candidate.times;
       const double together = strips * (kStripSeconds + units * (times.unit + blocks * times.block));
       const double alone = std::ceil(strips / Tile::kWarps) * units * times.alone;
-      // A block whose strips are of two tiles begins anew where there is no room for both.
+      // A block with strips of two tiles starts again if both do not fit.
       const double of_tile = std::max(1.0, std::round(1.3 * static_cast<double>(m) / tiles));
       const double both = 2 * std::min<double>(std::bit_ceil(static_cast<unsigned>(of_tile)), tokens) * k * element;
       const double again = both > static_cast<double>(room) ? 1.15 * units * times.alone : 0;
@@ -193,7 +199,7 @@ void with_tile(int number, const Body& body) {
   });
 }
 
-// Of a stream's kernel, which knows times in ns / 256. Next to others on an SM a block of tokens takes less than alone.
+// Times in 1/256 ns. Beside other warps, a block of tokens takes 0.6 of its time alone (measured).
 template <class Shape, class Arithmetic>
 StreamOrder stream_order(const GemmProblem& p, const StreamTimes& times) {
   const auto in_kernel = [](double seconds) { return static_cast<int>(std::lround(seconds * 256e9)); };
@@ -364,7 +370,8 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
         LaunchShape shape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads};
         shape.shared_bytes = shared_bytes<Tile, Arithmetic>(problem);
         if constexpr (Tile::kStreams) {
-          shape.grid.x = std::min(blocks, static_cast<unsigned>(properties(problem.device).sms));
+          const std::int64_t strips = max_tiles(problem, m, stream_tokens<Tile, Arithmetic>(problem)) * p.row_tiles;
+          shape.grid.x = static_cast<unsigned>(std::min<std::int64_t>(strips, properties(problem.device).sms));
           enqueue(kName, kernel, shape, launch.stream, p, stream_order<Tile, Arithmetic>(problem, candidate.times));
         } else {
           enqueue(kName, kernel, shape, launch.stream, p);
