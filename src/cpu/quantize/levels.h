@@ -277,11 +277,11 @@ struct NarrowRun {
 };
 
 // By one multiplication, and a correction by the error of the product: that is the IEEE quotient of an f16 or a bf16 by
-// an f32 (all 2^33 pairs of significands were tried, docs/notes/gpu.md) unless it is so small that it rounds to 0.
-// There is nothing to be done again, and no buffer of floats.
+// an f32 (all 2^33 pairs of significands were tried, docs/notes/gpu.md) unless it is so small that it rounds to 0. So
+// ties need no division, and there is no buffer of floats.
 struct RoundNarrow {
-  template <Isa, class T>
-  OCTILE_INLINE static void run(NarrowRun<T> p, ScaleSteps<float> scale) {
+  template <Isa, class T, class Scale>
+  OCTILE_INLINE static void run(NarrowRun<T> p, Scale scale) {
     for (; p.n >= kAheadStep; p.n -= kAheadStep, scale = scale.from(kAheadStep)) {
       p.ahead.prefetch();
       step(p, scale.step(), kAheadStep);
@@ -298,23 +298,28 @@ struct RoundNarrow {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | (bits & 0x8000) << 16);
   }
 
-  template <class T>
-  OCTILE_INLINE static void step(NarrowRun<T>& p, const OneScale<float>& one, std::int64_t n) {
+  template <class T, class Scale>
+  OCTILE_INLINE static void step(NarrowRun<T>& p, const Scale& scale, std::int64_t n) {
     const T* __restrict x = p.x;
     std::uint8_t* __restrict out = p.out;
     p.x += n, p.out += n;
-    const float s = one.scale, inv = one.inverted;
-    if (inv != inv) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        out[i] = static_cast<std::uint8_t>(s == s ? rounded_to_integer(widened(x[i]) / s) : 0);
-      }
-      return;
-    }
+    std::int32_t largest = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-      const float value = widened(x[i]);
+      const float value = widened(x[i]), inv = scale.inv(i);
       const float product = value * inv;
-      const float quotient = std::fma(std::fma(-product, s, value), inv, product);
+      const float quotient = std::fma(std::fma(-product, scale.s(i), value), inv, product);
       out[i] = static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(quotient + kRounder<float>));
+      largest = std::max(largest, magnitude_key(inv));
+    }
+    if (largest > kInfinityKey<float>) divide(x, out, scale, n);
+  }
+
+  // Where a scale has no inverse.
+  template <class T, class Scale>
+  OCTILE_INLINE static void divide(const T* x, std::uint8_t* out, const Scale& scale, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float s = scale.s(i);
+      out[i] = static_cast<std::uint8_t>(s == s ? rounded_to_integer(widened(x[i]) / s) : 0);
     }
   }
 };

@@ -115,8 +115,8 @@ class WriteIntegers {
     return fits_ && p_.multiplier == Multiplier::none && p_.rounding == Rounding::nearest &&
            isa() >= (p_.x == DType::bf16 ? Isa::avx2 : Isa::avx512) && bits(p_.x) == 16;
   }
-  template <class T>
-  void narrow(const Piece<Real>& piece, const T* x, const ScaleSteps<float>& scale) {
+  template <class T, class Scale>
+  void narrow(const Piece<Real>& piece, const T* x, const Scale& scale) {
     write(piece, [&](std::uint8_t* q) { multiversion<RoundNarrow>(NarrowRun<T>{x, piece.n, piece.ahead, q}, scale); });
   }
 

@@ -114,7 +114,7 @@ inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x, std:
 // Emit is made once per worker and is called with every piece of a block, then with the block:
 //   Emit(problem, operands, worker's memory)
 //   void piece(const Piece<Real>&, const Scale&)   with ScaleSteps<Real> or ScaleEach<affine, Real>
-//   bool takes_narrow(); void narrow(piece, x, ScaleSteps<float>)   may be missing: f16 and bf16 as they lie
+//   bool takes_narrow(); void narrow(piece, x, scale)   may be missing: f16 and bf16 as they lie, without zero points
 //   void block(row, col, rows, cols)
 //   void finish()   after the last block
 template <class Real, class Emit>
@@ -137,6 +137,8 @@ class SegmentWalk {
   }
 
  private:
+  static constexpr bool kTakesNarrow = requires(Emit e) { e.takes_narrow(); };
+
   // Of a worker: the input where it has to be converted, and the scales of each element of a piece.
   struct Part {
     Part(const SegmentWalk& walk, std::int64_t worker)
@@ -292,7 +294,7 @@ class SegmentWalk {
   template <class Scale>
   void emit(Part& part, const Piece<Real>& where, const Scale& scale) const {
     Piece<Real> piece = where;
-    if constexpr (std::is_same_v<Scale, ScaleSteps<float>> && requires(Emit e) { e.takes_narrow(); }) {
+    if constexpr (kTakesNarrow && !std::is_same_v<Scale, ScaleEach<true, Real>>) {
       if (!piece.x && part.emit.takes_narrow()) {
         return with_elements([&](auto* x) {
           if constexpr (sizeof(*x) == 2) part.emit.narrow(piece, x + piece.row * o_.x.strides[0] + piece.col, scale);
