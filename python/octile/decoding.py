@@ -302,7 +302,7 @@ class _Step:
             with torch.cuda.graph(self._graph):
                 self._next()
         except RuntimeError as error:
-            text = "Decoding cannot record the model's code in a CUDA graph (with compile=True it may become able to): "
+            text = "Decoding cannot record this model in a CUDA graph (compile=True may help): "
             raise RuntimeError(text + str(error)) from error
 
 

@@ -409,7 +409,7 @@ def _unclamped(x, multiplier, static_scale):
     if multiplier is not None:
         wide = wide * multiplier
     dtype = wide.dtype
-    if wide.is_cuda and torch.compiler.is_compiling():  # where a division of f32 is approximate; that of f64 is not
+    if wide.is_cuda and torch.compiler.is_compiling():  # compiled, an f32 division is approximate; an f64 one is not
         wide = wide.double()
     # A tensor: a GPU would multiply by the inverse of a number. 127.5 is rounded to 128.
     levels = (wide / torch.full((), static_scale, dtype=wide.dtype, device=wide.device)).to(dtype)

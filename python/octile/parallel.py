@@ -51,8 +51,8 @@ def _own_scale(t, least):
     if least == LEAST_OF_X:
         return _quantize(t, _c.PER_ROW, _c.ROW_MAJOR)[2]  # one kernel, which reads t once
     largest = torch.maximum(t.amax(-1), -t.amin(-1))  # much faster than a norm on a CPU
-    # In f64, and then rounded: what a division of f32 gives, which a GPU's compiled code only approximates. By a tensor: it
-    # would multiply by the inverse of a number.
+    # In f64 and then rounded: the bits of an f32 division, which compiled code on a GPU only approximates. The divisor is
+    # a tensor, since a GPU would multiply by the inverse of a number.
     scale = (largest.double() / torch.full((), 127, dtype=torch.float64, device=t.device)).to(t.dtype)
     scale = torch.maximum(scale, t.new_full((), least))
     return torch.where(scale.isfinite(), scale, math.nan)

@@ -109,8 +109,7 @@ class WriteIntegers {
     });
   }
 
-  // f16 is widened by arithmetic, of which AVX2 has too little: a buffer and the conversion's own instruction are
-  // faster.
+  // f16 is converted by integer arithmetic, for which AVX2 is too slow: a buffer and F16C are faster there.
   bool takes_narrow() const {
     return fits_ && p_.multiplier == Multiplier::none && p_.rounding == Rounding::nearest &&
            isa() >= (p_.x == DType::bf16 ? Isa::avx2 : Isa::avx512) && bits(p_.x) == 16;

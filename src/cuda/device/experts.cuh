@@ -1,6 +1,6 @@
 // Rows of y by expert: which expert's rows a block has. The offsets are in device memory. A grid has as many blocks as
-// the experts' tiles can be, each warp of a block looks for its own, and blocks that are too many end at once; or it is
-// persistent, and its blocks keep a table (experts_stream_sm80.cuh has its own way).
+// the experts can have tiles: each warp looks for its block's tile, and blocks without one end at once. The blocks of a
+// persistent grid keep a table instead, or divide all tiles among themselves (experts_stream_sm80.cuh).
 #pragma once
 
 #include <algorithm>

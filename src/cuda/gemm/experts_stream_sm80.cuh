@@ -319,8 +319,8 @@ class UnitRing {
   int term_;
 };
 
-// The block's threads copy the tokens of a tile, to [8 tokens][slice][token][32 terms] with stored() tokens in place of
-// 8; the last token is repeated up to there. What a warp reads at once is together so.
+// The block's threads copy the tokens of a tile to [8 tokens][slice][token][32 terms], so that what a warp reads at
+// once is contiguous. There are stored() tokens in place of 8; the last one is repeated up to there.
 template <int kElement, class Shape>
 __device__ void copy_tokens(const GroupedArguments& p, const StreamTile<Shape>& tile) {
   constexpr int kUnits = kSliceTerms * kElement / kUnit;  // of a token's slice
