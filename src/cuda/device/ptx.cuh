@@ -146,6 +146,21 @@ __device__ inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity
       : "memory");
 }
 
+// Whether it has.
+__device__ inline bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // The same, of a barrier in this block's shared memory.
 __device__ inline void mbarrier_init(std::uint64_t& barrier, std::uint32_t arrivals) {
   mbarrier_init(shared_address(&barrier), arrivals);
@@ -153,6 +168,10 @@ __device__ inline void mbarrier_init(std::uint64_t& barrier, std::uint32_t arriv
 __device__ inline void mbarrier_arrive(std::uint64_t& barrier) { mbarrier_arrive(shared_address(&barrier)); }
 __device__ inline void mbarrier_wait(std::uint64_t& barrier, std::uint32_t parity) {
   mbarrier_wait(shared_address(&barrier), parity);
+}
+
+__device__ inline bool mbarrier_test(std::uint64_t& barrier, std::uint32_t parity) {
+  return mbarrier_test(shared_address(&barrier), parity);
 }
 
 // A release arrival and an acquire wait (phase 0) at cluster scope: stores before the one are visible after the other.

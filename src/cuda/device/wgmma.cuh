@@ -85,6 +85,7 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
 #define OCTILE_LIST_80 OCTILE_LIST_72 ", " OCTILE_E9
 #define OCTILE_LIST_88 OCTILE_LIST_80 ", " OCTILE_E10
 #define OCTILE_LIST_96 OCTILE_LIST_88 ", " OCTILE_E11
+#define OCTILE_LIST_104 OCTILE_LIST_96 ", " OCTILE_E12
 #define OCTILE_LIST_112 OCTILE_LIST_96 ", " OCTILE_E12 ", " OCTILE_E13
 #define OCTILE_LIST_128 OCTILE_LIST_112 ", " OCTILE_E14 ", " OCTILE_E15
 #define OCTILE_R8(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
@@ -97,13 +98,15 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
 #define OCTILE_REGS_80(c, d) OCTILE_REGS_72(c, d), OCTILE_R8(c, d, 72)
 #define OCTILE_REGS_88(c, d) OCTILE_REGS_80(c, d), OCTILE_R8(c, d, 80)
 #define OCTILE_REGS_96(c, d) OCTILE_REGS_88(c, d), OCTILE_R8(c, d, 88)
+#define OCTILE_REGS_104(c, d) OCTILE_REGS_96(c, d), OCTILE_R8(c, d, 96)
 #define OCTILE_REGS_112(c, d) OCTILE_REGS_96(c, d), OCTILE_R8(c, d, 96), OCTILE_R8(c, d, 104)
 #define OCTILE_REGS_128(c, d) OCTILE_REGS_112(c, d), OCTILE_R8(c, d, 112), OCTILE_R8(c, d, 120)
 // clang-format on
 
 // Of an instruction with `count` sums and n columns; the numbers are those of the operands after the sums.
 
-// sums = or += A * B, both in shared memory, s8, rows of 64 or 128 bytes.
+// sums = or += A * B, both in shared memory, s8, rows of 64 or 128 bytes. _of_zero: sums = A * B; before it the
+// registers of the sums hold nothing, and are the compiler's.
 #define OCTILE_WGMMA_S8(count, n, a, b, p, upper)                                                                \
   template <int row_bytes>                                                                                       \
   __device__ void wgmma_s8(int(&sums)[count], std::uint32_t left, std::uint32_t right, bool accumulate) {        \
@@ -114,6 +117,15 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" OCTILE_LIST_##count "}, a, b, p;\n}\n" \
                  : OCTILE_REGS_##count("+r", sums)                                                               \
                  : "r"(left), "r"(right), "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<row_bytes>));  \
+  }                                                                                                              \
+  template <int row_bytes>                                                                                       \
+  __device__ void wgmma_s8_of_zero(int(&sums)[count], std::uint32_t left, std::uint32_t right) {                 \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, 0, 0;\nmov.b64 a, {%" #a ", %" #p            \
+                 "};\nmov.b64 b, {%" #b ", %" #p                                                                 \
+                 "};\n"                                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" OCTILE_LIST_##count "}, a, b, p;\n}\n" \
+                 : OCTILE_REGS_##count("=r", sums)                                                               \
+                 : "r"(left), "r"(right), "n"(kDescriptorUpper<row_bytes>));                                     \
   }
 OCTILE_WGMMA_S8(16, 32, 16, 17, 18, 19)
 OCTILE_WGMMA_S8(32, 64, 32, 33, 34, 35)
@@ -122,18 +134,9 @@ OCTILE_WGMMA_S8(64, 128, 64, 65, 66, 67)
 OCTILE_WGMMA_S8(72, 144, 72, 73, 74, 75)
 OCTILE_WGMMA_S8(88, 176, 88, 89, 90, 91)
 OCTILE_WGMMA_S8(96, 192, 96, 97, 98, 99)
+OCTILE_WGMMA_S8(104, 208, 104, 105, 106, 107)
 OCTILE_WGMMA_S8(112, 224, 112, 113, 114, 115)
 OCTILE_WGMMA_S8(128, 256, 128, 129, 130, 131)
-
-// sums = A * B, 128 columns. The registers of the sums hold nothing before: until then they are the compiler's.
-template <int row_bytes>
-__device__ void wgmma_s8_of_zero(int (&sums)[64], std::uint32_t left, std::uint32_t right) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, 0, 0;\nmov.b64 a, {%64, %66};\nmov.b64 b, {%65, %66};\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" OCTILE_LIST_64 "}, a, b, p;\n}\n"
-      : OCTILE_REGS_64("=r", sums)
-      : "r"(left), "r"(right), "n"(kDescriptorUpper<row_bytes>));
-}
 
 // The same with A in registers, rows of 128 bytes.
 #define OCTILE_WGMMA_S8_RS(count, n, a0, a1, a2, a3, b, p, upper)                                                  \

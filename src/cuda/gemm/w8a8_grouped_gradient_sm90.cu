@@ -17,13 +17,30 @@ using namespace w8a8;
 
 constexpr std::string_view kName = "w8a8_grouped_gradient_sm90";
 
-using T = BlockedTile;
+constexpr int kRows = BlockedTile<128, false>::rows;  // of every tile
 
-std::int64_t col_tiles(const GemmProblem& p) { return ceil_div(p.n, T::cols * kClusterSize); }
+template <class T>
+std::int64_t col_tiles(const GemmProblem& p) {
+  return ceil_div(p.n, T::cols * kClusterSize);
+}
 
 // The most tiles of rows that there may be.
 std::int64_t row_tiles(const GemmProblem& p, std::int64_t m) {
-  return p.by_terms ? p.experts * ceil_div(p.m, T::rows) : max_tiles(p, m, T::rows);
+  return p.by_terms ? p.experts * ceil_div(p.m, kRows) : max_tiles(p, m, kRows);
+}
+
+// body(cost of the tile that is expected to be the fastest, seconds)
+template <class Body>
+void with_best_tile(const GemmProblem& p, const Body& body) {
+  const auto experts = static_cast<double>(std::max<std::int64_t>(p.experts, 1));
+  const double rows = p.by_terms ? experts * static_cast<double>(ceil_div(p.m, kRows)) : expected_tiles(p, p.m, kRows);
+  const double terms = static_cast<double>(p.k) / (p.by_terms ? experts : 1);
+  const int clusters = max_active_clusters(p.device, kClusterSize);
+  with_cheapest_tile<false>(
+      [&]<class T>(const BlockedCost<T>& tile) {
+        return products_seconds(tile, p, std::ceil(rows * static_cast<double>(col_tiles<T>(p)) / clusters), terms);
+      },
+      body);
 }
 
 // Of b with its terms in lines, those of all experts one behind the other.
@@ -43,23 +60,19 @@ std::string supports(const GemmProblem& p) {
   if (std::max({p.m * (p.by_terms ? p.experts : 1), p.n, terms_of_b(p)}) > kMax) {
     return "takes at most 2^30 rows and terms of an operand";
   }
-  if (row_tiles(p, p.m) * std::max<std::int64_t>(col_tiles(p), 1) > kMax) return "takes at most 2^30 tiles of y";
+  if (row_tiles(p, p.m) * std::max<std::int64_t>(col_tiles<BlockedTile<128, false>>(p), 1) > kMax)
+    return "takes at most 2^30 tiles of y";
   return {};
 }
 
 Cost cost(const GemmProblem& p) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
-  const auto experts = static_cast<double>(std::max<std::int64_t>(p.experts, 1));
-  const double rows =
-      p.by_terms ? experts * static_cast<double>(ceil_div(p.m, T::rows)) : expected_tiles(p, p.m, T::rows);
-  const double terms = p.by_terms ? k / experts : k;
+  const auto experts = static_cast<double>(p.experts);
   const double of_b = n * static_cast<double>(terms_of_b(p));
   Cost cost = {2 * m * n * k,
                m * k + of_b + (p.by_terms ? experts : 1) * m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1)};
-  const double waves =
-      std::ceil(rows * static_cast<double>(col_tiles(p)) / max_active_clusters(p.device, kClusterSize));
-  cost.seconds = std::max(products_seconds(p, waves, terms), cost.bytes / kBytesPerSecond) +
-                 2 * of_b / kBytesPerSecond + kRepackSeconds;
+  with_best_tile(p, [&](const auto&, double seconds) { cost.seconds = seconds; });
+  cost.seconds = std::max(cost.seconds, cost.bytes / kBytesPerSecond) + 2 * of_b / kBytesPerSecond + kRepackSeconds;
   return cost;
 }
 
@@ -67,8 +80,12 @@ std::size_t workspace(const GemmProblem& p) { return repacked_size(p.n, terms_of
 
 void load(const GemmProblem& p) {
   prepare_tensor_maps(kName);
-  with_narrow_type(p.y,
-                   [&]<class Y>(Y) { prepare(kName, w8a8_grouped_gradient_kernel<Y>, sizeof(GradientShared<Y>)); });
+  with_narrow_type(p.y, [&]<class Y>(Y) {
+    for_each_blocked_tile<false>([]<class T>(const BlockedCost<T>&) {
+      static_assert(sizeof(GradientShared<T>) <= kMaxSharedBytes);
+      prepare(kName, w8a8_grouped_gradient_kernel<T, Y>, sizeof(GradientShared<T>));
+    });
+  });
   p.by_terms ? prepare_repack_terms() : prepare_repack();
 }
 
@@ -79,25 +96,23 @@ bool aligned(const GemmProblem& p, const GemmOperands& o) {
 }
 
 // b is that of all experts.
-template <class Y>
+template <class T, class Y>
 void enqueue_product(const GemmProblem& p, const GemmOperands& o, Stream stream) {
-  using Shared = GradientShared<Y>;
-  static_assert(sizeof(Shared) <= kMaxSharedBytes);
   GemmOperands of_all = o;
   if (p.by_terms) of_all.y.shape[0] = p.experts * p.m;
   GradientArguments<Y> arguments;
-  const BlockedMaps maps = set_operands<Y>(kName, p, of_all, arguments);
+  const BlockedMaps maps = set_operands<T, Y>(kName, p, of_all, arguments);
   arguments.steps = static_cast<int>(ceil_div(p.k, kTileK));
   arguments.experts = experts_of(p, o);
   arguments.by_terms = p.by_terms;
   arguments.row_tiles = static_cast<int>(ceil_div(p.m, T::rows));
-  arguments.col_tiles = static_cast<int>(col_tiles(p));
+  arguments.col_tiles = static_cast<int>(col_tiles<T>(p));
   arguments.size = static_cast<int>(p.by_terms ? p.m : p.k);
 
   const std::int64_t tiles = row_tiles(p, o.y.rows()) * arguments.col_tiles;
   const int at_once = max_active_clusters(p.device, kClusterSize);
-  enqueue(kName, w8a8_grouped_gradient_kernel<Y>,
-          persistent_shape(tiles, at_once, kClusterSize, kGemmThreads, sizeof(Shared)), stream, maps.a, maps.b, maps.y,
+  enqueue(kName, w8a8_grouped_gradient_kernel<T, Y>,
+          persistent_shape(tiles, at_once, kClusterSize, kGemmThreads, sizeof(GradientShared<T>)), stream, maps,
           arguments);
 }
 
@@ -111,7 +126,9 @@ void launch(const GemmProblem& p, const GemmOperands& operands, const Launch& la
     o.b.shape[1] = p.experts * p.k;
     repack({&o.b}, copy, launch.stream);
   }
-  with_narrow_type(p.y, [&]<class Y>(Y) { enqueue_product<Y>(p, o, launch.stream); });
+  with_narrow_type(p.y, [&]<class Y>(Y) {
+    with_best_tile(p, [&]<class T>(const BlockedCost<T>&, double) { enqueue_product<T, Y>(p, o, launch.stream); });
+  });
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 namespace octile::cuda::w8a8 {
 
-template <class Y>
-struct GradientShared : BlockedShared<Y> {
+template <class T>
+struct GradientShared : BlockedShared<T> {
   ExpertTable experts;  // tiles: of rows, or by_terms blocks
 };
 
@@ -25,7 +25,7 @@ struct GradientArguments : BlockedArguments<Y> {
   int size = 0;       // from an expert's first line of b to the next one's; by_terms, of y
 };
 
-template <class Y>
+template <class T, class Y>
 struct ExpertTiles {
   static constexpr bool kExperts = true;
 
@@ -36,7 +36,6 @@ struct ExpertTiles {
   int expert = 0;
 
   __device__ bool next(BlockedPart& part) {
-    using T = BlockedTile;
     const GradientArguments<Y>& p = arguments;
     const int column_of = place.rank * T::cols;
     const auto column = [&](int tile) { return min(tile * kClusterSize * T::cols + column_of, p.last.y); };
@@ -72,17 +71,16 @@ struct ExpertTiles {
   }
 };
 
-template <class Y>
+template <class T, class Y>
 __global__ void __launch_bounds__(kGemmThreads, 1)
-    w8a8_grouped_gradient_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
-                                 const __grid_constant__ CUtensorMap y,
+    w8a8_grouped_gradient_kernel(const __grid_constant__ BlockedMaps maps,
                                  const __grid_constant__ GradientArguments<Y> arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
-  auto& shared = *reinterpret_cast<GradientShared<Y>*>(shared_bytes);
-  begin_blocked<Y>(shared, a, b, y);
-  const int rows = arguments.by_terms ? arguments.block_steps * kTileK : BlockedTile::rows;
+  auto& shared = *reinterpret_cast<GradientShared<T>*>(shared_bytes);
+  begin_blocked<T>(shared, maps);
+  const int rows = arguments.by_terms ? arguments.block_steps * kTileK : T::rows;
   fill_table(shared.experts, arguments.experts, rows);
-  multiply_blocked<Y>(shared, ExpertTiles<Y>{arguments, shared.experts}, a, b, y, arguments);
+  multiply_blocked<T, Y>(shared, ExpertTiles<T, Y>{arguments, shared.experts}, maps, arguments);
 }
 
 }  // namespace octile::cuda::w8a8
