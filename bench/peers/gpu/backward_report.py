@@ -17,7 +17,7 @@ ABOUT = {
     "pass": "dY quantized for dX by rows and for dW by columns, and dB, alone. TB/s: dY is read twice and written twice in "
     "8 bits, 6 bytes an element. The last column is what the whole int8 backward takes beyond its two products.",
     "backward": "dX, dW and dB from a 16-bit dY; Octile's in one plan, in int8 with one scale of dY for a contraction, or one for "
-    "each block of 128 terms. T/s: 4 M N K / time.",
+    "each block of 256 terms. T/s: 4 M N K / time.",
     "step": "Quantize W and X, each in the orientations that are used later, forward, and the whole backward; X, W and dY "
     "come in 16 bits. Octile f16: int8 forward, 16-bit backward. torch: the three products and dB. T/s: 6 M N K / time.",
 }

@@ -7,7 +7,7 @@ import torch
 from gpu.problem import normal, quantize
 
 SAMPLED_ROWS = 64
-BLOCK = 128  # terms of a contraction with a scale of their own, in "int8 in blocks"
+BLOCK = 256  # terms of a contraction with a scale of their own, in "int8 in blocks": those of backward="int8"
 CHUNK = 1 << 24  # elements that are checked at once
 
 
