@@ -193,6 +193,7 @@ struct BlockedConsumer {
     const std::uint32_t a = smem_descriptor(ptx::shared_address(stage.a + group * 64 * kTileK));
     const std::uint32_t b = smem_descriptor(ptx::shared_address(stage.b));
     constexpr int kParts = kTileK / 32;
+    ptx::wgmma_fence();
     if constexpr (first) wgmma_s8_of_zero<kTileK>(sums, a, b);
 #pragma unroll
     for (int part = first; part < kParts; ++part) {
@@ -218,7 +219,6 @@ struct BlockedConsumer {
     }
     state.ready = false;
     wait_for_turn();
-    ptx::wgmma_fence();
     multiply<first>(sums, one);
     if (two) multiply<false>(sums, other);
     ptx::wgmma_wait<1>();
