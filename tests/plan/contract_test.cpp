@@ -295,6 +295,31 @@ void quantize_every_value(const std::string& arch, DType dtype, std::uint16_t la
                     QuantizeArgs{.x = matrix(as(x), 1, cols), .q = matrix(as(q), 1, cols), .scale = vector(&s, 1)});
   EXPECT_EQ(s, expected.s) << largest;
   EXPECT_TRUE(q == expected.q) << largest;
+
+  // In groups that each end with the largest one.
+  for (const std::int64_t group : {128, 32, 33}) {
+    const auto last = static_cast<std::size_t>(
+        std::find_if(x.begin(), x.end(), [&](const T& value) { return value.bits == largest; }) - x.begin());
+    Values<T> grouped;
+    Bytes wanted;
+    const auto add = [&](std::size_t i) { grouped.push_back(x[i]), wanted.push_back(expected.q[i]); };
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (grouped.size() % at(group) == at(group - 1)) add(last);
+      add(i);
+    }
+    while (grouped.size() % at(group) != 0) add(last);
+    const auto count = static_cast<std::int64_t>(grouped.size());
+    Bytes levels(grouped.size(), 99);
+    Floats scales(at(count / group), -1);
+    run<QuantizePlan>(
+        QuantizeDescription{.rows = 1, .cols = count, .x = dtype, .granularity = Granularity::group, .group = group},
+        arch,
+        QuantizeArgs{.x = matrix(as(grouped), 1, count),
+                     .q = matrix(as(levels), 1, count),
+                     .scale = matrix(as(scales), 1, count / group)});
+    EXPECT_TRUE(scales == Floats(scales.size(), expected.s)) << largest << ' ' << group;
+    EXPECT_TRUE(levels == wanted) << largest << ' ' << group;
+  }
 }
 
 TEST_P(EveryArch, EverySixteenBitFloat) {

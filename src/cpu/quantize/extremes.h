@@ -113,6 +113,17 @@ struct Measure {
   }
 };
 
+// Of symmetric problems, those of 16-bit floats as those of floats.
+struct WidenMagnitudes {
+  template <Isa, class T, class Real>
+  OCTILE_INLINE static void run(const Extremes<T>* __restrict narrow, std::int64_t count,
+                                Extremes<Real>* __restrict wide) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      wide[i] = {0, std::bit_cast<Key<Real>>(static_cast<Real>(std::bit_cast<T>(narrow[i].high)))};
+    }
+  }
+};
+
 inline constexpr std::int64_t kRowsAtATime = 4;
 
 // Down the columns: one pair of extremes for each element of a row, loaded and stored once for kRowsAtATime rows.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <type_traits>
 
 #include "cpu/quantize/extremes.h"
@@ -152,6 +153,7 @@ class SegmentWalk {
     OneScale<Real> steps[kChunk<Real> / kAheadStep];
     Segment<Real> segments[kChunk<Real>];
     Extremes<Real> extremes[kChunk<Real>];
+    Extremes<std::conditional_t<sizeof(Real) == 4, Half, Real>> narrow_extremes[kChunk<Real>];  // or of bf16
   };
 
   // Scales of each element of a run.
@@ -436,9 +438,22 @@ class SegmentWalk {
     emit_each(part, piece, each);
   }
 
-  // Returns what it has read.
+  // Returns what it has read and kept.
   const Real* measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count,
                              std::int64_t length) const {
+    if constexpr (kTakesNarrow) {
+      if (part.emit.takes_narrow()) {
+        with_elements([&](auto* x) {
+          using T = std::remove_cvref_t<decltype(*x)>;
+          auto* const own = reinterpret_cast<Extremes<T>*>(part.narrow_extremes);
+          std::uninitialized_fill_n(own, count, Extremes<T>{});
+          measure_as(x + r * o_.x.strides[0] + c, count, length, {}, own);
+          multiversion<WidenMagnitudes>(static_cast<const Extremes<T>*>(own), count,
+                                        static_cast<Extremes<Real>*>(part.extremes));
+        });
+        return nullptr;
+      }
+    }
     std::fill_n(part.extremes, count, Extremes<Real>{});
     if (!must_measure()) return nullptr;
     const Real* x = input(r, c, count * length, part.x);
