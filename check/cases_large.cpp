@@ -48,8 +48,15 @@ constexpr std::array<Sizes, 4> kGradients = {
     {{2100, 208, 2100}, {2051, 136, 2049}, {208, 2100, 2056}, {131, 2049, 2051}}};
 
 // Gradients in blocks: more tiles than SMs, long sums, short last blocks, and sizes that TMA cannot read as they are.
-constexpr std::array<Sizes, 6> kBlockedGradients = {
-    {{512, 1024, 768}, {1000, 640, 520}, {2048, 384, 256}, {333, 4104, 1000}, {2051, 136, 2049}, {128, 2056, 4096}}};
+// The last two: dX and dW of Hopper's tiles of 208 and of 192 columns, ragged ones, on 132 SMs.
+constexpr std::array<Sizes, 8> kBlockedGradients = {{{512, 1024, 768},
+                                                     {1000, 640, 520},
+                                                     {2048, 384, 256},
+                                                     {333, 4104, 1000},
+                                                     {2051, 136, 2049},
+                                                     {128, 2056, 4096},
+                                                     {1019, 520, 3203},
+                                                     {520, 1019, 3203}}};
 
 struct Matrix {
   std::int64_t rows, cols;

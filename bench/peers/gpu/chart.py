@@ -10,7 +10,7 @@ ROW, FONT = 26, 13
 COLORS = ["#4e79a7", "#76b7b2", "#9c755f", "#b07aa1", "#59a14f", "#edc948", "#ff9da7", "#bab0ac"]
 OUR_COLOR = "#d62728"
 OUR_COLORS = {"Octile f16": "#ff7f0e", "Octile bf16": "#c49c00", "Octile int8, W kept": "#f4a3a3"}
-OUR_COLORS |= {"Octile int8, blocks of 128": "#8c2d04"}
+OUR_COLORS |= {"Octile int8, blocks of 256": "#8c2d04"}
 
 
 class Svg:

@@ -113,7 +113,7 @@ struct Measure {
   }
 };
 
-// Of symmetric problems, those of 16-bit floats as those of floats.
+// Magnitudes of 16-bit floats, as those of floats.
 struct WidenMagnitudes {
   template <Isa, class T, class Real>
   OCTILE_INLINE static void run(const Extremes<T>* __restrict narrow, std::int64_t count,

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <memory>
+#include <new>
 #include <type_traits>
 
 #include "cpu/quantize/extremes.h"
@@ -153,7 +155,7 @@ class SegmentWalk {
     OneScale<Real> steps[kChunk<Real> / kAheadStep];
     Segment<Real> segments[kChunk<Real>];
     Extremes<Real> extremes[kChunk<Real>];
-    Extremes<std::conditional_t<sizeof(Real) == 4, Half, Real>> narrow_extremes[kChunk<Real>];  // or of bf16
+    alignas(4) std::byte narrow_extremes[kTakesNarrow ? kChunk<Real> * sizeof(Extremes<Half>) : 1];  // of f16 or bf16
   };
 
   // Scales of each element of a run.
@@ -445,11 +447,14 @@ class SegmentWalk {
       if (part.emit.takes_narrow()) {
         with_elements([&](auto* x) {
           using T = std::remove_cvref_t<decltype(*x)>;
-          auto* const own = reinterpret_cast<Extremes<T>*>(part.narrow_extremes);
-          std::uninitialized_fill_n(own, count, Extremes<T>{});
-          measure_as(x + r * o_.x.strides[0] + c, count, length, {}, own);
-          multiversion<WidenMagnitudes>(static_cast<const Extremes<T>*>(own), count,
-                                        static_cast<Extremes<Real>*>(part.extremes));
+          if constexpr (sizeof(T) == 2) {
+            auto* const place = reinterpret_cast<Extremes<T>*>(part.narrow_extremes);
+            std::uninitialized_fill_n(place, count, Extremes<T>{});
+            Extremes<T>* const own = std::launder(place);
+            measure_as(x + r * o_.x.strides[0] + c, count, length, {}, own);
+            multiversion<WidenMagnitudes>(static_cast<const Extremes<T>*>(own), count,
+                                          static_cast<Extremes<Real>*>(part.extremes));
+          }
         });
         return nullptr;
       }

@@ -10,6 +10,7 @@
 #include "base/ceil_div.h"
 #include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/gemm/repack.h"
 #include "cuda/gemm/w8a8_blocked_gemm_sm90.cuh"
 #include "cuda/launch.h"
