@@ -27,7 +27,7 @@ int waves(const GemmSize& size, int clusters) {
   return ceil_div(order_of<T>(size).count(), clusters);
 }
 
-// body(cost of the tile that is expected to be the fastest)
+// Calls body(cost, seconds) for the tile that is expected to be the fastest.
 template <class Body>
 void with_best_tile(const GemmProblem& p, const GemmSize& size, const Body& body) {
   const int clusters = max_active_clusters(p.device, kClusterSize);

@@ -264,7 +264,7 @@ struct BlockedConsumer {
 
   // Eight bytes of a row of y: two totals, or four in 16 bits, those of this lane and of the one beside it. Four lanes
   // have 32 bytes of a row, and a warp those of eight rows.
-  static constexpr int kEights = sizeof(Y) == 2 ? 2 : 1;  // columns of the 32 bytes
+  static constexpr int kEights = sizeof(Y) == 2 ? 2 : 1;  // of columns, in the 32 bytes
   static constexpr int kNeighbours = 8 / sizeof(Y);
 
   __device__ uint2 line_of(const float* totals) const {

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string_view>
 
 #include "base/ceil_div.h"
 #include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/output.cuh"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/repack.h"
 #include "cuda/gemm/w8a8_blocked_gemm_sm90.cuh"
 #include "cuda/launch.h"
@@ -49,17 +49,10 @@ double products_seconds(const BlockedCost<T>& cost, const GemmProblem& p, double
   return kAroundSeconds + waves * tile;
 }
 
-// body(cost, seconds) for the tile whose seconds(cost) are the fewest.
+// Calls body(cost, seconds) for the tile whose seconds(cost) are the fewest.
 template <bool share_b, class Seconds, class Body>
 void with_cheapest_tile(const Seconds& seconds, const Body& body) {
-  double least = std::numeric_limits<double>::infinity();
-  for_each_blocked_tile<share_b>([&](const auto& tile) { least = std::min(least, seconds(tile)); });
-  bool done = false;
-  for_each_blocked_tile<share_b>([&](const auto& tile) {
-    if (done || seconds(tile) > least) return;
-    done = true;
-    body(tile, least);
-  });
+  with_cheapest([](const auto& visit) { for_each_blocked_tile<share_b>(visit); }, seconds, body);
 }
 
 // All arguments but those that say which tiles there are. b and y are those of all experts.

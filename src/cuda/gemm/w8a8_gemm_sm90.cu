@@ -11,6 +11,7 @@
 #include "base/message.h"
 #include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/repack.h"
 #include "cuda/gemm/w8a8_gemm_sm90.cuh"
 #include "cuda/launch.h"
@@ -101,14 +102,9 @@ double expected_seconds(const Measured<T>& measured, const Size& size, DType y, 
 // Calls body(measured) for the tile that is expected to be the fastest.
 template <class Body>
 void with_best_tile(const Size& size, DType y, int clusters, const Body& body) {
-  double best = std::numeric_limits<double>::infinity();
-  for_each_tile([&](const auto& tile) { best = std::min(best, expected_seconds(tile, size, y, clusters)); });
-  bool done = false;
-  for_each_tile([&](const auto& tile) {
-    if (done || expected_seconds(tile, size, y, clusters) > best) return;
-    body(tile);
-    done = true;
-  });
+  with_cheapest([](const auto& visit) { for_each_tile(visit); },
+                [&](const auto& tile) { return expected_seconds(tile, size, y, clusters); },
+                [&](const auto& tile, double) { body(tile); });
 }
 
 // Whether the workspace has room for a K-major, aligned copy of this operand. TMA reads neither rows of k bytes that

@@ -29,7 +29,7 @@ std::int64_t row_tiles(const GemmProblem& p, std::int64_t m) {
   return p.by_terms ? p.experts * ceil_div(p.m, kRows) : max_tiles(p, m, kRows);
 }
 
-// body(cost of the tile that is expected to be the fastest, seconds)
+// Calls body(cost, seconds) for the tile that is expected to be the fastest.
 template <class Body>
 void with_best_tile(const GemmProblem& p, const Body& body) {
   const auto experts = static_cast<double>(std::max<std::int64_t>(p.experts, 1));
@@ -60,8 +60,9 @@ std::string supports(const GemmProblem& p) {
   if (std::max({p.m * (p.by_terms ? p.experts : 1), p.n, terms_of_b(p)}) > kMax) {
     return "takes at most 2^30 rows and terms of an operand";
   }
-  if (row_tiles(p, p.m) * std::max<std::int64_t>(col_tiles<BlockedTile<128, false>>(p), 1) > kMax)
+  if (row_tiles(p, p.m) * std::max<std::int64_t>(col_tiles<BlockedTile<128, false>>(p), 1) > kMax) {
     return "takes at most 2^30 tiles of y";
+  }
   return {};
 }
 
