@@ -80,6 +80,20 @@ struct Layout {
   }
 };
 
+// Four columns of a vector.
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T at[4];
+};
+
+// Four rows by four columns of a tile, some of which products do not decide.
+template <class T>
+struct Suspect {
+  Four<T> rows[4];
+  std::uint8_t group, lane, first, half;  // of a thread, and of its rows and their halves
+};
+constexpr int kSuspects = 24;  // that a block of threads keeps: of normal values every second tile has one
+
 template <class T>
 struct Shared {
   using Its = Layout<T>;
@@ -106,6 +120,8 @@ struct Shared {
   alignas(16) std::uint32_t columns_of_cluster[kMaxSide][kTile];
   alignas(16) std::uint32_t rows_of_cluster[kMaxSide][kTile];
   std::uint64_t arrived;
+  Suspect<T> suspects[kSuspects];
+  int suspects_found;
 };
 
 // The compiler must not keep what it has made of them before, floats in twice as many registers.
@@ -142,7 +158,7 @@ __device__ void widen_half(const Vector<T>& v, int half, float (&x)[4]) {
 // x / s as IEEE has it, where the segment is not bad.
 __device__ inline float settled_ratio(float x, const LevelRule& rule) {
   if (LevelRule::bad(rule.high)) return divided(x, rule.s);
-  return quotient_by<2>(x, rule.s, __int_as_float(__float_as_int(rule.low) + 3));  // 1 / s: tiles::level_rule
+  return quotient_by<2>(x, rule.s, rule.inverse());
 }
 
 // The level as the low byte, 0 in a bad segment.
@@ -436,11 +452,11 @@ struct Tile {
     return chunk(lane * n + i, group * kRows / 16) + group * kRows % 16;
   }
 
-  // Levels to q, and those of columns to shared memory. By products, and by division where they do not decide: of four
-  // rows by four columns each; of all of them if `divides`.
+  // Levels to q, and those of columns to shared memory. By products; where they do not decide, four rows by four
+  // columns are kept for settle(). By division, all of them, if `divides`.
   template <bool kByRows, bool kByColumns>
   __device__ void nearest(const Vector<T> (&v)[kRows], bool divides) const {
-    std::uint32_t suspects = divides ? (1u << Its::kHalves * Its::kBatches) - 1 : 0;
+    std::uint32_t left = divides ? (1u << Its::kHalves * Its::kBatches) - 1 : 0;
     std::uint32_t of_rows[kRows][Its::kHalves];
     std::uint8_t* q = kByRows ? row_of_q(0) : nullptr;
     const int inside = rows_inside();
@@ -484,11 +500,47 @@ struct Tile {
             tiles::pack_columns(j, levels, before, words[batch]);
           }
         }
-        if (differ != 0) suspects |= 1u << (half * Its::kBatches + batch);
+        if (differ != 0 && !keep(v, half, 4 * batch)) left |= 1u << (half * Its::kBatches + batch);
       }
       if constexpr (kByColumns) put_words(half, words);
     }
-    divide<kByRows, kByColumns>(suspects);
+    divide<kByRows, kByColumns>(left);
+  }
+
+  // False: there is no room for it.
+  __device__ bool keep(const Vector<T> (&v)[kRows], int half, int first) const {
+    const int at = atomicAdd(&shared.suspects_found, 1);
+    if (at >= kSuspects) return false;
+    Suspect<T>& suspect = shared.suspects[at];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) suspect.rows[j] = reinterpret_cast<const Four<T>*>(&v[first + j])[half];
+    suspect.group = group, suspect.lane = lane, suspect.first = first, suspect.half = half;
+    return true;
+  }
+
+  // Divides those that were kept, a warp each: half of its lanes as rows, half as columns.
+  template <bool kByRows, bool kByColumns>
+  __device__ void settle() const {
+    const bool of_row = thread % 32 < 16;
+    const int j = thread % 16 / 4, i = thread % 4;
+#pragma unroll 1
+    for (int at = thread / 32; at < min(shared.suspects_found, kSuspects); at += kThreads / 32) {
+      const Suspect<T>& suspect = shared.suspects[at];
+      const int k = suspect.first + j;
+      const int r = suspect.group * kRows + k, c = suspect.lane * n + 4 * suspect.half + i;
+      if (r >= rows || c >= cols) continue;
+      const float x = widen(suspect.rows[j].at[i]);
+      const typename Shared<T>::Row& of = shared.rows[suspect.group][k];
+      const int place = 4 * (suspect.half * kLanes + suspect.lane) + i;
+      if (kByRows && of_row) {
+        const std::uint32_t level = tiles::divided_level(__fmul_rn(x, shared.column_factor[place]), of.s);
+        a.m.q[(first_row + r) * a.m.q_stride + across * kTile + c] = static_cast<std::uint8_t>(level);
+      }
+      if (kByColumns && !of_row) {
+        const std::uint32_t level = tiles::divided_level(__fmul_rn(x, of.factor), shared.column_s[place]);
+        chunk(c, r / 16)[r % 16] = static_cast<std::uint8_t>(level);
+      }
+    }
   }
 
   __device__ void put_words(int half, const std::uint32_t (&words)[Its::kBatches][4]) const {
@@ -503,7 +555,8 @@ struct Tile {
     }
   }
 
-  // What could not be multiplied: read again from memory, and written over the first result.
+  // Where a segment is bad, or where there are too many suspects: read again from memory, and written over the first
+  // result.
   template <bool kByRows, bool kByColumns>
   __device__ void divide(std::uint32_t suspects) const {
     for (; suspects != 0; suspects &= suspects - 1) {
@@ -635,10 +688,12 @@ struct Tile {
     } else {
       nearest<kByRows, kByColumns>(v, divides);
     }
-    if constexpr (kByColumns) {
+    __syncthreads();
+    if (!kStochastic && shared.suspects_found > 0) {
+      settle<kByRows, kByColumns>();
       __syncthreads();
-      put_columns();
     }
+    if constexpr (kByColumns) put_columns();
   }
 };
 
@@ -654,6 +709,7 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   wait_for_previous();
   tile.load(v);
   tile.load_factors();
+  if (threadIdx.x == 0) shared.suspects_found = 0;
   __syncthreads();
   if constexpr (kPass != Pass::levels) {
     tile.measure(v);

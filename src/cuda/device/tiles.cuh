@@ -26,12 +26,21 @@ constexpr int kWarpCols = 32 * kVectorSize<T>;
 template <class T>
 constexpr unsigned kSharedBytes = kTileBytes + kWarps* kWarpRows* kWarpCols<T>;  // x, and columns of levels
 
-// What the elements of a segment are rounded with: s, NaN in a bad segment, and 1 / s with three units in the last
-// place less and more. 1 / s was rounded by at most 2^-24 of itself, a unit is at least that, and the IEEE quotient is
-// within 2^-24 of x / s, so that it lies between x low and x high. If both round to one integer, so does it; each is
-// one fma. Where products cannot stand for quotients `high` is NaN, and all is divided.
+// What the elements of a segment are rounded with: s, NaN in a bad segment, and 1 / s with one or two units in the last
+// place less and more, so that the IEEE quotient lies between x low and x high. If both round to one integer, so does
+// it; each is one fma. Where products cannot stand for quotients `high` is NaN, and all is divided.
+//
+// The IEEE quotient is within 2^-24 of x / s, which is m / 2 units of 1 / s = m 2^e, 1 <= m < 2. The rounded 1 / s is
+// m |1 - s (1 / s)| 2^23 units off, an fma tells exactly. If both together are at most 1, one unit is enough, unless m
+// is 1, where the unit below is half as large; two always are. All 2^23 significands of s were tried.
 struct LevelRule {
   float s, low, high;
+
+  // 1 / s, rounded.
+  __device__ float inverse() const {
+    const int first = __float_as_int(low);
+    return __int_as_float(first + (__float_as_int(high) - first) / 2);
+  }
 
   // A bit where the segment is bad: an infinite x would make both products NaN.
   __device__ static std::uint32_t bad(float s) { return __float_as_uint(s) & 0x80000000u; }
@@ -45,8 +54,12 @@ __device__ inline LevelRule level_rule(std::uint32_t max_bits, float q_max, floa
   const float nan = __uint_as_float(0xffc00000);
   if (!(largest <= kLargest && s <= kLargest)) return {nan, 0.0f, nan};
   if (s >= 0x1p100f) return {s, 0.0f, nan};
-  const int inverse = __float_as_int(__fdiv_rn(1.0f, s));
-  return {s, __int_as_float(inverse - 3), __int_as_float(inverse + 3)};
+  const float inverse = __fdiv_rn(1.0f, s);
+  const int bits = __float_as_int(inverse);
+  const float m = __int_as_float((bits & 0x007fffff) | 0x3f800000);
+  const float off = fabsf(__fmaf_rn(-s, inverse, 1.0f));
+  const int units = m > 1.0f && m * __fmaf_rn(off, 0x1p23f, 0.5f) < 0.999f ? 1 : 2;
+  return {s, __int_as_float(bits - units), __int_as_float(bits + units)};
 }
 
 constexpr float kRounder = 0x1.8p23f;  // x + kRounder has an integer's bits, ties to even, in its low ones
