@@ -288,12 +288,11 @@ class UnitRing {
       const std::uint32_t to_words = filling_ + (lane ^ lane / 8 % 2 * 2) * kUnit;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        copy_async_if(true, to_words + i * (32 * kUnit),
-                      words_ + (Shape::kPanels == 1 ? i * (32 * kUnit) : i * second_));
+        copy_async(to_words + i * (32 * kUnit), words_ + (Shape::kPanels == 1 ? i * (32 * kUnit) : i * second_));
       }
       if (lane < kScaleLanes + kZeroLanes) {
         const int group = (term_ + entry() % Unit::kChunks * Arithmetic::kChunk * kSliceTerms) >> p_.group_shift;
-        copy_async_if(true, to + Unit::kScales, more_ + group * (has_zero() ? kPanelRows : kPanelRows * 4));
+        copy_async(to + Unit::kScales, more_ + group * (has_zero() ? kPanelRows : kPanelRows * 4));
       }
       words_ += Unit::kPanelBytes;
       term_ += Shape::kUnitTerms;
@@ -337,7 +336,7 @@ __device__ void copy_tokens(const GroupedArguments& p, const StreamTile<Shape>& 
     const int row = tile.rows[min(first + place / kUnits, tokens - 1)];
     const std::uint8_t* from = p.a + row * p.a_pitch + place % kUnits * kUnit;
     for (int s = slice; s < slices; s += at_once) {
-      copy_async_if(true, to + (s * units + place) * kUnit, from + s * (kSliceTerms * kElement));
+      copy_async(to + (s * units + place) * kUnit, from + s * (kSliceTerms * kElement));
     }
     to += slices * units * kUnit;
   }
@@ -488,14 +487,14 @@ __device__ void multiply_stream(const GroupedArguments& p, const StreamOrder& or
     tiles.list(first_tile);
     __syncthreads();
     const int last = min((mine.y - 1) / strips - first_tile + 1, Shape::kTiles);
-    const bool knows = of_tiles < last && my_token < shared.tile[min(of_tiles, last - 1)].tokens();
     StreamTile<Shape>& my_tile = shared.tile[min(of_tiles, last - 1)];
+    const bool knows = of_tiles < last && my_token < my_tile.tokens();
     const int row = knows ? p.experts.row_of_a(my_tile.first_token + my_token) : 0;
     // As many tiles as there is room for.
     int count = 0;
     for (int used = 0; count < last; ++count) {
       StreamTile<Shape>& tile = shared.tile[count];
-      const int bytes = (tile.tokens() > 4 ? tile.blocks() * 8 : tile.stored()) * p.weight.terms * kElement;
+      const int bytes = tile.blocks() * tile.stored() * p.weight.terms * kElement;
       if (count > 0 && used + bytes > order.shared_size) break;
       if (thread == 0) tile.at = tokens + used;
       used += bytes;
