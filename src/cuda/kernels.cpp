@@ -56,6 +56,7 @@ namespace octile::cuda {
   ROW(w4a8_grouped_gemm_simt_sm80) \
   ROW(w4a16_grouped_gemm_sm80) \
   ROW(w4a16_grouped_gemm_sm90) \
+  ROW(w4a16_grouped_gemm_skinny_sm90) \
   ROW(w4a16_grouped_gemm_simt_sm80) \
   ROW(w8a8_grouped_gradient_sm90) \
   ROW(w8a8_grouped_gradient_sm80) \

@@ -75,15 +75,18 @@ CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaT
   return map;
 }
 
-CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t) {
+CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t, const TmaStack& stack) {
   constexpr cuuint64_t kLine = 64;
-  const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(t.lines), static_cast<cuuint64_t>(t.panels)};
-  const cuuint64_t pitch[] = {kLine, static_cast<cuuint64_t>(t.lines) * kLine};
-  const cuuint32_t shape[] = {kLine, static_cast<cuuint32_t>(t.tile_lines), static_cast<cuuint32_t>(t.tile_panels)};
-  const cuuint32_t steps[] = {1, 1, 1};
+  const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(t.lines), static_cast<cuuint64_t>(t.panels),
+                              static_cast<cuuint64_t>(stack.count)};
+  const cuuint64_t pitch[] = {kLine, static_cast<cuuint64_t>(t.lines) * kLine, static_cast<cuuint64_t>(stack.bytes)};
+  const cuuint32_t shape[] = {kLine, static_cast<cuuint32_t>(t.tile_lines), static_cast<cuuint32_t>(t.tile_panels), 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const cuuint32_t rank = stack.count > 0 ? 4 : 3;
   CUtensorMap map;
-  const CUresult result = encode(
-      kernel, map, {t.data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, sizes, pitch, shape, steps, CU_TENSOR_MAP_SWIZZLE_64B});
+  const CUresult result =
+      encode(kernel, map,
+             {t.data, CU_TENSOR_MAP_DATA_TYPE_UINT8, rank, sizes, pitch, shape, steps, CU_TENSOR_MAP_SWIZZLE_64B});
   if (result != CUDA_SUCCESS) {
     fail(Status::cuda_error, kernel, ": no tensor map of ", t.panels, " panels of ", t.lines, " lines: error ",
          static_cast<int>(result));

@@ -62,12 +62,13 @@ struct TmaStack {
 // coordinate; `t` is the first one. Out of bounds TMA reads zeros and writes nothing.
 CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile, const TmaStack& stack = {});
 
-// Contiguous panels of lines of 64 bytes; swizzled tiles of whole lines of several panels.
+// Contiguous panels of lines of 64 bytes; swizzled tiles of whole lines of several panels. Of a stack, the number is a
+// fourth coordinate.
 struct LinePanels {
   const void* data;
   std::int64_t panels, lines;  // of a panel
   int tile_panels, tile_lines;
 };
-CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t);
+CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t, const TmaStack& stack = {});
 
 }  // namespace octile::cuda

@@ -261,6 +261,15 @@ __device__ inline void tma_load(std::uint32_t to, const CUtensorMap& map, int3 a
       : "memory");
 }
 
+__device__ inline void tma_load(std::uint32_t to, const CUtensorMap& map, int4 at, std::uint32_t barrier,
+                                std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 __device__ inline void tma_load_multicast(std::uint16_t blocks, std::uint32_t to, const CUtensorMap& map, int2 at,
                                           std::uint32_t barrier, std::uint64_t policy) {
   asm volatile(

@@ -136,16 +136,24 @@ struct Reader {
   }
 };
 
+// Of consumers, in the rings: the words being converted, and the tokens.
+template <class F>
+struct RingPositions {
+  RingPosition<F::weight_stages> weight;
+  RingPosition<F::token_stages> tokens;
+};
+
 // The main loop. The units alternate: while the tensor cores work on one, the products of the other are scaled, and the
-// next set of a tile is converted. read_all() is called once the last words have been read.
+// next set of a tile is converted. read_all() is called once the last words have been read. `position` goes from the
+// first step to the last one, whose stages are not released.
 template <class F, class ReadAll>
-__device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& shared, const Place<F>& place,
-                         const ReadAll& read_all) {
+__device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& shared, int steps,
+                         RingPositions<F>& position, const ReadAll& read_all) {
   using T = typename F::T;
   constexpr int kFoldSets = F::sets / F::folds;
   const Reader<F> reader;
-  RingPosition<F::weight_stages> at;  // of the words being converted
-  RingPosition<F::token_stages> token_at;
+  auto& at = position.weight;
+  auto& token_at = position.tokens;
   Fragment fragments[2][F::row_tiles][2];
   typename Reader<F>::Words words[F::row_tiles];
   typename Reader<F>::RowOffset offsets[F::row_tiles][2];
@@ -202,8 +210,9 @@ __device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& s
         if (i % kFoldSets == 0) {
           const int tile = unit / F::token_parts;
           if (unit % F::token_parts == 0) reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
-          // The other unit's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over.
-          if ((last && i == F::sets && unit == kUnits - 1) || i + unit == 1) {
+          // The other unit's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over,
+          // and with tile after tile it sees less.
+          if ((last && i == F::sets && unit == kUnits - 1) || i + unit == 1 || (F::experts && i == 1)) {
             ptx::wgmma_wait<0>();
           } else {
             ptx::wgmma_wait<kUnits - 1>();
@@ -241,8 +250,20 @@ __device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& s
     convert_set(1, unit);
   }
 #pragma unroll 1
-  for (int step = 0; step + 1 < place.steps; ++step) do_step.template operator()<false>(step, tokens);
-  do_step.template operator()<true>(place.steps - 1, tokens);
+  for (int step = 0; step + 1 < steps; ++step) do_step.template operator()<false>(step, tokens);
+  do_step.template operator()<true>(steps - 1, tokens);
+}
+
+// Two neighbouring elements of y, of which so many exist. whole: both or neither, to be stored at once.
+template <class Y, bool whole>
+__device__ void put_pair(Y* to, const Y (&values)[2], int count) {
+  if constexpr (whole) {
+    using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
+    if (count > 0) *reinterpret_cast<Pair*>(to) = *reinterpret_cast<const Pair*>(values);
+  } else {
+    if (count > 0) to[0] = values[0];
+    if (count > 1) to[1] = values[1];
+  }
 }
 
 // Split-K: a consumer's sums in chunks of eight tokens of a tile; each block of the cluster reduces its share of them.
@@ -325,13 +346,7 @@ struct Exchange {
           const Y values[2] = {narrow<Y>(two[0]), narrow<Y>(two[1])};
           Y* const there = to + (8 * i + e) * p.y_pitch;
           const bool inside = token + 8 * i + e < end;
-          if constexpr (whole) {
-            using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
-            if (inside) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
-          } else {
-            if (inside && rows_inside > 0) there[0] = values[0];
-            if (inside && rows_inside > 1) there[1] = values[1];
-          }
+          put_pair<Y, whole>(there, values, inside ? rows_inside : 0);
         }
       }
     }
@@ -376,7 +391,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < kConsumerThreads / 32) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     float sums[kUnits][F::unit_tokens / 2];
-    multiply<F>(sums, shared, place, [&] { ptx::cluster_arrive_relaxed(); });
+    RingPositions<F> position;
+    multiply<F>(sums, shared, place.steps, position, [&] { ptx::cluster_arrive_relaxed(); });
     ptx::cluster_wait();  // the other blocks have read their weight, which the sums replace
     exchange.send(sums, shared);
     ptx::cluster_arrive_release();

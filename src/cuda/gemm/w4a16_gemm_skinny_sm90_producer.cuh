@@ -28,6 +28,11 @@ struct SkinnyArguments {
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
   bool y_aligned = false;  // for two elements at a time
+
+  // Of a step's fold. Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
+  __device__ int group_of(int folds, int step, int fold) const {
+    return weight.groups == 1 ? 0 : folds == 1 ? step : (step * folds + fold) / group_folds;
+  }
 };
 
 struct SkinnyMaps {
@@ -37,14 +42,16 @@ struct SkinnyMaps {
 
 constexpr int kUnits = 2;
 
-// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds.
-template <class T_, int tokens_, bool packed_, int folds_, bool zeros_>
+// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds. experts: a block goes
+// from tile to tile, and keeps a table of the experts.
+template <class T_, int tokens_, bool packed_, int folds_, bool zeros_, bool experts_ = false>
 struct SkinnyForm {
   using T = T_;
   static constexpr int tokens = tokens_;
   static constexpr bool packed = packed_;
   static constexpr int folds = folds_;
   static constexpr bool zeros = zeros_;
+  static constexpr bool experts = experts_;
 
   // A consumer warpgroup has two units of sums: two tiles of 64 rows of the weight, or two halves of the tokens.
   static constexpr int row_tiles = tokens > 64 ? 1 : 2;
@@ -60,7 +67,8 @@ struct SkinnyForm {
   static constexpr int sets = terms / 32;
   static constexpr int token_stages = tokens > 64 ? 4 : 5;
   static constexpr int stage_bytes = rows * terms / 2 + rows * folds * (zeros ? packed ? 5 : 8 : 4);  // of the weight
-  static constexpr int weight_stages = std::min(10, (224 * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
+  static constexpr int weight_stages =
+      std::min(10, ((experts ? 219 : 224) * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
   static_assert(weight_stages > token_stages);
 };
 
@@ -145,8 +153,7 @@ __device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const Ski
     ptx::tma_load(to, maps.weight, int3{0, step * (F::terms / 8), panel}, full, policy);
 #pragma unroll
     for (int fold = 0; fold < F::folds; ++fold) {
-      // Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
-      const int group = p.weight.groups == 1 ? 0 : F::folds == 1 ? step : (step * F::folds + fold) / p.group_folds;
+      const int group = p.group_of(F::folds, step, fold);
       ptx::tma_load(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
       if constexpr (F::zeros) {
         ptx::tma_load(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
