@@ -90,7 +90,8 @@ struct alignas(4 * sizeof(T)) Four {
 template <class T>
 struct Suspect {
   Four<T> rows[4];
-  std::uint8_t group, lane, first, half;  // of a thread, and of its rows and their halves
+  std::uint8_t group, lane;  // of the thread
+  std::uint8_t first, half;  // the first of the four among its rows, and which half of the vectors
 };
 constexpr int kSuspects = 24;  // that a block of threads keeps: of normal values every second tile has one
 

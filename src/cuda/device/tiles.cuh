@@ -31,8 +31,9 @@ constexpr unsigned kSharedBytes = kTileBytes + kWarps* kWarpRows* kWarpCols<T>; 
 // it; each is one fma. Where products cannot stand for quotients `high` is NaN, and all is divided.
 //
 // The IEEE quotient is within 2^-24 of x / s, which is m / 2 units of 1 / s = m 2^e, 1 <= m < 2. The rounded 1 / s is
-// m |1 - s (1 / s)| 2^23 units off, an fma tells exactly. If both together are at most 1, one unit is enough, unless m
-// is 1, where the unit below is half as large; two always are. All 2^23 significands of s were tried.
+// m |1 - s (1 / s)| 2^23 units off, an fma tells exactly. If both together, m (1/2 + |1 - s (1 / s)| 2^23), are at most
+// 1, one unit is enough, unless m is 1, where the unit below is half as large; two always are. All 2^23 significands of
+// s were tried.
 struct LevelRule {
   float s, low, high;
 

@@ -17,7 +17,7 @@ namespace octile::cuda {
 // ---- Arguments.
 
 struct SkinnyArguments {
-  NibbleWeight weight;  // scale.col and zero.col are 0 where a row has one group
+  NibbleWeight weight;  // of the dense row scale.col and zero.col are 0 where a row has one group
   int tokens = 0;
   int token_rows = 0;  // of a stage that are loaded: TMA takes long over rows out of bounds
   int steps = 0;
@@ -197,7 +197,7 @@ struct Producer {
   static constexpr int kOwn = F::tokens / 32;  // sets of a token
   static constexpr int kLag = 2;               // steps from the one being permuted to the one whose stage is refilled
   static constexpr int kAtOnce = 2;            // stages of the weight requested at first
-  static constexpr int kMore = 1;              // and after each of the first steps
+  static constexpr int kMore = 1;              // and after each step: requesting all stages at once is as fast
 
   const SkinnyArguments& p;
   const Place<F>& place;

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -24,58 +23,55 @@ namespace {
 using namespace w4a16_skinny;
 
 constexpr std::string_view kName = "w4a16_grouped_gemm_skinny_sm90";
-constexpr int kTerms = ExpertsForm<__half, 32, 1, false>::terms;
+constexpr int kFewTokens = 32;  // of a tile, at most
+constexpr int kManyTokens = 64;
+constexpr int kTerms = ExpertsForm<__half, kFewTokens, 1, false>::terms;
 
 // Groups smaller than a step.
 bool small_groups(const GemmProblem& p) { return p.b.group < kTerms && p.b.group < p.k; }
 
-// Of a form for so many tokens, on an H200 (bench/torch/moe.py): seconds of a step without tokens, the same with small
-// groups, and of the rest of a tile.
-struct FormTimes {
-  int tokens;
+// A form and its times, on an H200 (bench/torch/moe.py): seconds of a step without tokens, the same with small groups,
+// and of the rest of a tile.
+template <class F_>
+struct Timed {
+  using F = F_;
   double step, small_groups, tile;
 };
-constexpr FormTimes kForms[] = {{32, 0.66e-6, 1.26e-6, 2.2e-6}, {64, 0.8e-6, 1.44e-6, 2.7e-6}};
 constexpr double kTokenSeconds = 6e-9;   // of a step, for each token that is loaded
 constexpr double kAroundSeconds = 6e-6;  // launch, table of experts, and the first loads
 constexpr double kBytesPerSecond = 3.6e12;
 constexpr double kMargin = 1.08;  // what is expected of the other rows here is up to 15 % too slow
 
-// Calls body(form, times) with the problem's form of each number of tokens.
+// Calls body with the problem's form for each number of tokens.
 template <class Body>
 void for_each_form(const GemmProblem& p, const Body& body) {
   const auto with = [&]<bool half, bool folds, bool zeros>() {
     using T = std::conditional_t<half, __half, __nv_bfloat16>;
     constexpr int kFolds = folds ? 4 : 1;
-    body(ExpertsForm<T, 32, kFolds, zeros>(), kForms[0]);
-    body(ExpertsForm<T, 64, kFolds, zeros>(), kForms[1]);
+    body(Timed<ExpertsForm<T, kFewTokens, kFolds, zeros>>{0.66e-6, 1.26e-6, 2.2e-6});
+    body(Timed<ExpertsForm<T, kManyTokens, kFolds, zeros>>{0.8e-6, 1.44e-6, 2.7e-6});
   };
   with_flags(with, p.a == DType::f16, small_groups(p), p.b.zero_point);
 }
 
 template <class F>
-double expected_seconds(const GemmProblem& p, const FormTimes& times, std::int64_t m) {
-  const double token_tiles = expected_tiles(p, m, F::tokens);
+double expected_seconds(const GemmProblem& p, const Timed<F>& times) {
+  const double token_tiles = std::max(expected_tiles(p, p.m, F::tokens), 1.0);
   const double tiles = token_tiles * static_cast<double>(ceil_div(p.n, F::rows));
   const double of_block = std::ceil(tiles / properties(p.device).sms);
-  const double tokens = std::min<double>(F::tokens, static_cast<double>(m) / token_tiles + kBoxTokens / 2);
+  const double tokens = std::min<double>(F::tokens, static_cast<double>(p.m) / token_tiles + kBoxTokens / 2);
   const double step = (small_groups(p) ? times.small_groups : times.step) + tokens * kTokenSeconds;
   const double products = of_block * (static_cast<double>(ceil_div(p.k, F::terms)) * step + times.tile);
   return kMargin * (kAroundSeconds + std::max(products, grouped_work(p).bytes / kBytesPerSecond));
 }
 
-// Calls body(form, seconds) with the form that is expected to be the fastest.
+// Calls body(form, seconds) with the form that is expected to be the fastest for so many rows.
 template <class Body>
-void with_best_form(const GemmProblem& p, std::int64_t m, const Body& body) {
-  int best = 0;
-  double least = std::numeric_limits<double>::infinity();
-  for_each_form(p, [&]<class F>(F, const FormTimes& times) {
-    const double seconds = expected_seconds<F>(p, times, m);
-    if (seconds < least) least = seconds, best = F::tokens;
-  });
-  for_each_form(p, [&]<class F>(F form, const FormTimes&) {
-    if (F::tokens == best) body(form, least);
-  });
+void with_best_form(GemmProblem p, std::int64_t m, const Body& body) {
+  p.m = m;
+  with_cheapest([&](const auto& visit) { for_each_form(p, visit); },
+                [&](const auto& form) { return expected_seconds(p, form); },
+                [&]<class F>(const Timed<F>&, double seconds) { body(F(), seconds); });
 }
 
 template <class F>
@@ -126,7 +122,7 @@ std::string supports(const GemmProblem& p) {
   if (p.k % 32 != 0) return "needs K to be a multiple of 32";
   if (p.experts > kMaxExperts) return message("is for at most ", kMaxExperts, " experts");
   if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or columns";
-  if (max_tiles(p, p.m, kForms[0].tokens) * ceil_div(p.n, 256) > std::int64_t{1} << 30) {
+  if (max_tiles(p, p.m, kFewTokens) * ceil_div(p.n, 256) > std::int64_t{1} << 30) {
     return "takes at most 2^30 tiles of y";
   }
   return {};
@@ -149,7 +145,7 @@ std::string detail(const GemmProblem& p) {
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   if (problem.gather) prepare_gather_rows();
-  for_each_form(problem, []<class F>(F, const FormTimes&) {
+  for_each_form(problem, []<class F>(const Timed<F>&) {
     prepare(kName, w4a16_grouped_gemm_skinny_kernel<F>, sizeof(ExpertsShared<F>));
   });
 }

@@ -34,7 +34,7 @@ struct ExpertsTile {
   __device__ int tokens() const { return end_token - first_token; }
 };
 
-// The block's tiles, as a role walks them, and their steps.
+// The block's tiles, as a role walks them.
 template <class F>
 class TileWalk {
  public:
