@@ -95,7 +95,8 @@ Prepared against_memcpy(const Plan& plan, const Args& args, const SharedOperands
 }
 
 double second_reading(const Benchmark& b, const Quantizing& q) {
-  const bool whole = q.granularity == Granularity::tensor || q.granularity == Granularity::column;
+  const bool whole =
+      q.scale == ScaleSource::dynamic && (q.granularity == Granularity::tensor || q.granularity == Granularity::column);
   const double bytes = elements(b.shape) * bits(b.dtype) / 8;
   return whole && bytes > static_cast<double>(this_machine().last_cache_bytes()) ? bytes : 0;
 }

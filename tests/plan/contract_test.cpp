@@ -335,6 +335,49 @@ TEST_P(EveryArch, EverySixteenBitFloat) {
   quantize_every_value<BFloat16>(GetParam(), DType::bf16, 0x7f7f);
 }
 
+// The same where the scale is given: then many are clamped, and products with the inverse may be infinite.
+template <class T>
+void quantize_by_given_scale(const std::string& arch, DType dtype, float s, std::int32_t z, std::mt19937& random) {
+  constexpr std::int64_t kRows = 32, kCols = 1 << 11;
+  Values<T> x(std::size_t{1} << 16);
+  Bytes expected(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i].bits = static_cast<std::uint16_t>(i);
+    if (!std::isfinite(static_cast<float>(x[i]))) x[i].bits = 0x8000;
+    const float level = std::clamp(std::rint(static_cast<float>(x[i]) / s) + static_cast<float>(z), -128.0f, 127.0f);
+    expected[i] = static_cast<std::int8_t>(level);
+  }
+  const auto quantize = [&] {
+    Bytes q(x.size(), 99);
+    run<QuantizePlan>(QuantizeDescription{.rows = kRows,
+                                          .cols = kCols,
+                                          .x = dtype,
+                                          .granularity = Granularity::tensor,
+                                          .scale = ScaleSource::given,
+                                          .mapping = Mapping::affine,
+                                          .threads = 2},
+                      arch,
+                      QuantizeArgs{.x = matrix(as(x), kRows, kCols),
+                                   .given_scale = vector(&s, 1),
+                                   .given_zero_point = vector(&z, 1),
+                                   .q = matrix(as(q), kRows, kCols)});
+    return q;
+  };
+  EXPECT_TRUE(quantize() == expected) << s << ' ' << z;
+  x[random() % x.size()].bits = dtype == DType::f16 ? 0xfc00 : 0xff80;  // -infinity
+  EXPECT_TRUE(quantize() == Bytes(x.size(), 0)) << s << ' ' << z;
+}
+
+TEST_P(EveryArch, EverySixteenBitFloatByGivenScales) {
+  std::mt19937 random(8);
+  for (const float s : {1.2e-38f, 1e-30f, 0x1p-99f, 3e-4f, 0.7f, 1.0f, 251.0f, 1e29f, 0x1p100f, 3e38f}) {
+    for (const std::int32_t z : {-128, 0, 5, 127}) {
+      quantize_by_given_scale<Half>(GetParam(), DType::f16, s, z, random);
+      quantize_by_given_scale<BFloat16>(GetParam(), DType::bf16, s, z, random);
+    }
+  }
+}
+
 // Every granularity is the quantizer of one segment on its own.
 TEST_P(EveryArch, SegmentsAreQuantizedOnTheirOwn) {
   constexpr std::int64_t kRows = 37, kCols = 96, kGroup = 32;

@@ -267,13 +267,19 @@ struct RoundToLevels {
   }
 };
 
-// f16 and bf16 as they lie, finite, of which none rounds to a level beyond the limits; no zero points.
+// f16 and bf16 as they lie, finite unless their scale is NaN.
 template <class T>
 struct NarrowRun {
   const T* x;
+  float q_min, q_max;
   std::int64_t n;
   Ahead ahead;
   std::uint8_t* out;
+  bool fits;  // nothing rounds to a level beyond q_min and q_max, and there are no zero points
+};
+
+struct NarrowLimits {
+  float q_min, q_max;
 };
 
 // By one multiplication, and a correction by the error of the product: that is the IEEE quotient of an f16 or a bf16 by
@@ -282,14 +288,19 @@ struct NarrowRun {
 struct RoundNarrow {
   template <Isa, class T, class Scale>
   OCTILE_INLINE static void run(NarrowRun<T> p, Scale scale) {
-    for (; p.n >= kAheadStep; p.n -= kAheadStep, scale = scale.from(kAheadStep)) {
-      p.ahead.prefetch();
-      step(p, scale.step(), kAheadStep);
-    }
-    if (p.n > 0) step(p, scale.step(), p.n);
+    p.fits ? steps<false>(p, scale) : steps<true>(p, scale);
   }
 
  private:
+  template <bool clamp, class T, class Scale>
+  OCTILE_INLINE static void steps(NarrowRun<T>& p, Scale& scale) {
+    for (; p.n >= kAheadStep; p.n -= kAheadStep, scale = scale.from(kAheadStep)) {
+      p.ahead.prefetch();
+      step<clamp>(p, scale.step(), kAheadStep);
+    }
+    if (p.n > 0) step<clamp>(p, scale.step(), p.n);
+  }
+
   // Of a finite x, by what can be vectorized.
   OCTILE_INLINE static float widened(const BFloat16& x) { return x; }
   OCTILE_INLINE static float widened(const Half& x) {
@@ -298,8 +309,18 @@ struct RoundNarrow {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | (bits & 0x8000) << 16);
   }
 
-  template <class T, class Scale>
+  // The integer is in the low bits.
+  template <bool clamp, class Scale>
+  OCTILE_INLINE static std::int32_t level(const NarrowLimits& limits, const Scale& scale, std::int64_t i, float ratio) {
+    if constexpr (!clamp) return std::bit_cast<std::int32_t>(ratio + kRounder<float>);
+    const float z = static_cast<float>(scale.z(i));
+    const float inside = clamped(ratio, limits.q_min - z, limits.q_max - z);
+    return std::bit_cast<std::int32_t>(inside + kRounder<float>) + scale.z(i);
+  }
+
+  template <bool clamp, class T, class Scale>
   OCTILE_INLINE static void step(NarrowRun<T>& p, const Scale& scale, std::int64_t n) {
+    const NarrowLimits limits = {p.q_min, p.q_max};
     const T* __restrict x = p.x;
     std::uint8_t* __restrict out = p.out;
     p.x += n, p.out += n;
@@ -308,18 +329,21 @@ struct RoundNarrow {
       const float value = widened(x[i]), inv = scale.inv(i);
       const float product = value * inv;
       const float quotient = std::fma(std::fma(-product, scale.s(i), value), inv, product);
-      out[i] = static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(quotient + kRounder<float>));
+      // A product beyond the limits is clamped as its quotient is; an infinite one cannot be corrected.
+      const bool beyond = clamp && magnitude_key(product) > std::bit_cast<std::int32_t>(0x1p20f);
+      out[i] = static_cast<std::uint8_t>(level<clamp>(limits, scale, i, beyond ? product : quotient));
       largest = std::max(largest, magnitude_key(inv));
     }
-    if (largest > kInfinityKey<float>) divide(x, out, scale, n);
+    if (largest > kInfinityKey<float>) divide<clamp>(limits, x, out, scale, n);
   }
 
   // Where a scale has no inverse.
-  template <class T, class Scale>
-  OCTILE_INLINE static void divide(const T* x, std::uint8_t* out, const Scale& scale, std::int64_t n) {
+  template <bool clamp, class T, class Scale>
+  OCTILE_INLINE static void divide(const NarrowLimits& limits, const T* x, std::uint8_t* out, const Scale& scale,
+                                   std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
       const float s = scale.s(i);
-      out[i] = static_cast<std::uint8_t>(s == s ? rounded_to_integer(widened(x[i]) / s) : 0);
+      out[i] = static_cast<std::uint8_t>(s == s ? level<clamp>(limits, scale, i, widened(x[i]) / s) : 0);
     }
   }
 };

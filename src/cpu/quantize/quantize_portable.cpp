@@ -109,14 +109,19 @@ class WriteIntegers {
     });
   }
 
-  // f16 is converted by integer arithmetic, for which AVX2 is too slow: a buffer and F16C are faster there.
+  // f16 is converted by integer arithmetic, for which AVX2 is too slow: a buffer and F16C are faster there, and with
+  // AVX-512 where levels are clamped.
   bool takes_narrow() const {
-    return fits_ && p_.multiplier == Multiplier::none && p_.rounding == Rounding::nearest &&
-           isa() >= (p_.x == DType::bf16 ? Isa::avx2 : Isa::avx512) && bits(p_.x) == 16;
+    if (p_.multiplier != Multiplier::none || p_.rounding != Rounding::nearest) return false;
+    return p_.x == DType::bf16 ? isa() >= Isa::avx2 : p_.x == DType::f16 && fits_ && isa() >= Isa::avx512;
   }
   template <class T, class Scale>
   void narrow(const Piece<Real>& piece, const T* x, const Scale& scale) {
-    write(piece, [&](std::uint8_t* q) { multiversion<RoundNarrow>(NarrowRun<T>{x, piece.n, piece.ahead, q}, scale); });
+    write(piece, [&](std::uint8_t* q) {
+      multiversion<RoundNarrow>(
+          NarrowRun<T>{x, static_cast<float>(p_.q_min), static_cast<float>(p_.q_max), piece.n, piece.ahead, q, fits_},
+          scale);
+    });
   }
 
   void block(std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols) {

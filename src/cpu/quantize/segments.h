@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -117,7 +118,7 @@ inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x, std:
 // Emit is made once per worker and is called with every piece of a block, then with the block:
 //   Emit(problem, operands, worker's memory)
 //   void piece(const Piece<Real>&, const Scale&)   with ScaleSteps<Real> or ScaleEach<affine, Real>
-//   bool takes_narrow(); void narrow(piece, x, scale)   may be missing: f16 and bf16 as they lie, without zero points
+//   bool takes_narrow(); void narrow(piece, x, scale)   may be missing: f16 and bf16 as they lie
 //   void block(row, col, rows, cols)
 //   void finish()   after the last block
 template <class Real, class Emit>
@@ -298,7 +299,7 @@ class SegmentWalk {
   template <class Scale>
   void emit(Part& part, const Piece<Real>& where, const Scale& scale) const {
     Piece<Real> piece = where;
-    if constexpr (kTakesNarrow && !std::is_same_v<Scale, ScaleEach<true, Real>>) {
+    if constexpr (kTakesNarrow) {
       if (!piece.x && part.emit.takes_narrow()) {
         return with_elements([&](auto* x) {
           if constexpr (sizeof(*x) == 2) part.emit.narrow(piece, x + piece.row * o_.x.strides[0] + piece.col, scale);
@@ -339,8 +340,8 @@ class SegmentWalk {
     }
   }
 
-  // The second look begins with the rows that the first one saw last: some of them are in the last cache still.
   void run_tensor() const {
+    if (p_.scale == ScaleSource::given && must_measure()) return run_given_tensor();
     constexpr std::int64_t kMeasureParts = 256;
     Extremes<Real> partial[kMeasureParts];
     Extremes<Real> all;
@@ -355,12 +356,38 @@ class SegmentWalk {
       for (std::int64_t part = 0; part < parts; ++part) all.add(partial[part]);
     }
     const Segment<Real> g = resolve(all, 0, 0);
+    emit_tensor([&](Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row) {
+      emit_run(part, r, c, width, block_row, ahead_in_block(r, c), g);
+    });
+  }
+
+  // One look: the levels are right unless x is not finite somewhere, and then all are 0.
+  void run_given_tensor() const {
+    const Segment<Real> g = resolve({}, 0, 0);
+    std::atomic<bool> finite = true;
+    emit_tensor([&](Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row) {
+      Extremes<Real> extremes;
+      measure(r, c, width, {}, extremes);
+      if (!extremes.finite()) finite.store(false, std::memory_order_relaxed);
+      emit_run(part, r, c, width, block_row, ahead_of(o_.x, r + 1, c), g);
+    });
+    if (finite.load(std::memory_order_relaxed)) return;
+    const Segment<Real> bad = resolve({.high = kInfinityKey<Real>}, 0, 0);
+    emit_tensor([&](Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row) {
+      emit_run(part, r, c, width, block_row, {}, bad);
+    });
+  }
+
+  // Calls emit(part, row, first column, width, row of the block) for all rows of all blocks, the last ones first: of
+  // what has been measured before some are in the last cache still.
+  template <class EmitRow>
+  void emit_tensor(const EmitRow& emit) const {
     for_each_part(row_blocks(), [&](Part& part, std::int64_t turn) {
       const std::int64_t r0 = first_row(row_blocks() - 1 - turn);
       const std::int64_t r1 = first_row(row_blocks() - turn);
       for (std::int64_t c = 0; c < cols_; c += blocks_.cols) {
         const std::int64_t width = std::min(blocks_.cols, cols_ - c);
-        for (std::int64_t r = r0; r < r1; ++r) emit_run(part, r, c, width, r - r0, ahead_in_block(r, c), g);
+        for (std::int64_t r = r0; r < r1; ++r) emit(part, r, c, width, r - r0);
         part.emit.block(r0, c, r1 - r0, width);
       }
     });
@@ -444,7 +471,7 @@ class SegmentWalk {
   const Real* measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count,
                              std::int64_t length) const {
     if constexpr (kTakesNarrow) {
-      if (part.emit.takes_narrow()) {
+      if (symmetric() && part.emit.takes_narrow()) {
         with_elements([&](auto* x) {
           using T = std::remove_cvref_t<decltype(*x)>;
           if constexpr (sizeof(T) == 2) {
