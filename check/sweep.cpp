@@ -10,6 +10,7 @@
 #include "check/refusal.h"
 #include "cpu/support/isa.h"
 #include "cpu/support/rows.h"
+#include "cuda/forms.h"
 #include "plan/choose.h"
 
 namespace octile::check {
@@ -111,6 +112,7 @@ std::int64_t RowResult::skipped_cases() const {
 
 Sweep::Sweep(const SweepOptions& options) : options_(options) {
   if (options.device == DeviceType::cuda) gpu_.emplace(0, options.own_allocations);
+  cuda::forced_form = options.form;
   const std::vector<KernelInfo> all = kernels();
   rows_.reserve(all.size());  // tasks_ points into it
   for (const KernelInfo& info : all) {

@@ -24,6 +24,7 @@ struct SweepOptions {
   int every = 1;       // one case in so many (check/cases.h); a quick run has kQuick
   bool graphs = true;  // on a GPU: once more as a CUDA graph
   bool own_allocations = false;
+  int form = -1;        // on a GPU: of each row that has so many (cuda/forms.h)
   bool digest = false;  // of each row's outputs
   // Each case at every instruction set of this machine, with 1, 2 and 7 threads or `threads`, with outputs written
   // through the caches and around them, and float products once more a row at a time. For rows that run at every

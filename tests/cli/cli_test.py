@@ -325,7 +325,7 @@ class CheckTest(Case):
 
     def test_bad_values(self):
         for option, value in (("--device", "gpu"), ("--kernel", "no_such_kernel"), ("--threads", "0"),
-                              ("--seed", "x"), ("--seed", "-1"), ("--seed", str(2**64))):
+                              ("--seed", "x"), ("--seed", "-1"), ("--seed", str(2**64)), ("--form", "-1"), ("--form", "100")):
             with self.subTest(option=option, value=value):
                 self.bad(2, "check", f"{option}={value}", says=[option, value])
 

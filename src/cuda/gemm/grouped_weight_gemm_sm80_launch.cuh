@@ -12,6 +12,7 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/forms.h"
 #include "cuda/gemm/experts_stream_sm80.cuh"
 #include "cuda/gemm/grouped_weight_gemm_sm80.cuh"
 #include "cuda/launch.h"
@@ -134,8 +135,12 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t scratch = kMaxSu
                         bytes_per_second;
   const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
   Choice best;
+  double least = std::numeric_limits<double>::infinity();
   const auto consider = [&](int tile, int parts, double seconds) {
-    if (kLaunchSeconds + seconds < best.seconds) best = {tile, parts, kLaunchSeconds + seconds};
+    const double rank = ranked(kLaunchSeconds + seconds, tile);
+    if (rank >= least) return;
+    least = rank;
+    best = {tile, parts, kLaunchSeconds + seconds};
   };
   int number = 0;
   Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {

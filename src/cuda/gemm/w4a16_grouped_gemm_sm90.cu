@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/message.h"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/gather_rows.h"
 #include "cuda/gemm/w4a16_gemm_sm90_launch.cuh"
 
@@ -37,10 +38,11 @@ double expected_seconds(const GemmProblem& p, std::int64_t m) {
 
 SplitChoice choose(const GemmProblem& p, std::int64_t m) {
   SplitChoice best;  // never split
-  with_each_tile<Tiles>([&]<class T>(T) {
-    const double seconds = expected_seconds<T>(p, m);
-    if (seconds < best.seconds) best = {T::rows_a, 1, 0, seconds};
-  });
+  with_cheapest([](const auto& visit) { with_each_tile<Tiles>(visit); },
+                [&]<class T>(T) { return expected_seconds<T>(p, m); },
+                [&]<class T>(T, double seconds) {
+                  best = {T::rows_a, 1, 0, seconds};
+                });
   return best;
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/message.h"
+#include "cuda/forms.h"
 #include "cuda/gemm/repack.h"
 #include "cuda/gemm/w8a8_gemm_sm80.cuh"
 #include "cuda/launch.h"
@@ -96,6 +97,7 @@ Choice search(const Call& call) {
   const double y = static_cast<double>(call.m) * static_cast<double>(call.n) * bits(call.y) / 8;
   const double memory = (operands + y) / bytes_per_second;
   Choice best;
+  double least = std::numeric_limits<double>::infinity();
   int number = 0;
   for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>& candidate) {
     const int tile = number++;
@@ -113,7 +115,8 @@ Choice search(const Call& call) {
         if (repacks) choice.seconds += kRepackSeconds + 2 * operands / bytes_per_second;
         if (parts > 1)
           choice.seconds += kSumSeconds + 2 * static_cast<double>(call.sums_size(parts)) / bytes_per_second;
-        if (choice.seconds < best.seconds) best = choice;
+        const double rank = ranked(choice.seconds, tile);
+        if (rank < least) least = rank, best = choice;
       }
     }
   });

@@ -9,6 +9,7 @@
 #include "base/message.h"
 #include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
+#include "cuda/forms.h"
 #include "cuda/gemm/w8a8_grouped_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
@@ -65,9 +66,11 @@ struct Choice {
 
 Choice choose(const GemmProblem& p) {
   Choice best;
+  double least = std::numeric_limits<double>::infinity();
   for_each_tile<float>([&]<class T>(int number, const TileTimes& times) {
     const double seconds = expected_seconds<T>(p, times);
-    if (seconds < best.seconds) best = {number, seconds};
+    const double rank = ranked(seconds, number);
+    if (rank < least) least = rank, best = {number, seconds};
   });
   return best;
 }
