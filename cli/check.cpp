@@ -188,9 +188,7 @@ void add_check(CLI::App& app) {
       "--no-graph", [options] { options->sweep.graphs = false; }, "cuda: do not run the cases as graphs too");
   check->add_flag("--own-allocations", options->sweep.own_allocations,
                   "cuda: an allocation for each tensor, of its size");
-  check
-      ->add_option("--form", options->sweep.form,
-                   "cuda: of each row with several kernels the one of this number, if there are so many")
+  check->add_option("--form", options->sweep.form, "cuda: each row's kernel of this number, where it has so many")
       ->check(CLI::Range(0, 99));
   check->add_flag("--digest", options->sweep.digest,
                   "A digest of each row's outputs, to compare machines and builds with");
