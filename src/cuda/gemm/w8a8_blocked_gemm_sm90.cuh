@@ -247,8 +247,7 @@ struct BlockedConsumer {
           if constexpr (T::asks_early) {
             RingPosition<T::stages> second = state.at;
             second.next();
-            const bool one = min(left, arguments.block_steps) == 1;
-            state.ready = __all_sync(0xffffffff, has_arrived(state.at) & (has_arrived(second) | one));
+            state.ready = has_arrived(state.at) & (has_arrived(second) | (min(left, arguments.block_steps) == 1));
           }
         });
       };
@@ -334,12 +333,11 @@ struct BlockedConsumer {
     const int row = part.y.x + 64 * group + 16 * warp + lane / 4;
     const int col = part.y.y + (kEights == 2 ? lane % 2 * 8 + lane % 4 / 2 * 4 : lane % 4 * 2);
     Y* const to = arguments.y.data + row * arguments.y.pitch + col;
-    if (arguments.lines) {
+    if (arguments.lines && part.y.y % kNeighbours == 0) {
       store_lines<true>(totals, to, part.end - row, arguments.y.cols - col);
     } else {
       store_lines<false>(totals, to, part.end - row, arguments.y.cols - col);
     }
-    __syncwarp();
   }
 
   template <class Tiles>
