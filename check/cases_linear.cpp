@@ -135,8 +135,8 @@ class LinearCases {
       add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8165, 512}, 2, true);
       if (format.float_a) {
         add_large({17, 24, 20}, {1, 8181, 512}, 1, true);
-        add_large({56, 50, 64, 49, 61, 58, 57, 63}, {0, 4100, 416}, 2,
-                  true);  // and tiles of 64 tokens, one after another
+        // Tiles of 64 tokens, one after another.
+        add_large({56, 50, 64, 49, 61, 58, 57, 63}, {0, 4100, 416}, 2, true);
       } else {
         add_large({49, 53, 56}, {2, 4091, 512}, 1, true);
       }
