@@ -131,7 +131,9 @@ class LinearCases {
         add_large({2200, 0, 1900}, {1, 4096, 512}, 3);
       }
     }
-    if (is_packed(format.b)) {  // an odd number of panels, whose last one is not whole, for streams of each shape
+    if (is_packed(format.b)) {
+      add_large(many, {0, 2064, 160}, 1, true);  // some twenty tiles a block, of two steps each
+      // An odd number of panels, whose last one is not whole, for streams of each shape.
       add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8165, 512}, 2, true);
       if (format.float_a) {
         add_large({17, 24, 20}, {1, 8181, 512}, 1, true);

@@ -52,6 +52,7 @@ namespace octile::cuda {
   ROW(w8a16_grouped_gemm_sm80) \
   ROW(w8a16_grouped_gemm_simt_sm80) \
   ROW(w4a8_grouped_gemm_sm80) \
+  ROW(w4a8_grouped_gemm_skinny_sm90) \
   ROW(w4a8_grouped_gemm_sm90) \
   ROW(w4a8_grouped_gemm_simt_sm80) \
   ROW(w4a16_grouped_gemm_sm80) \

@@ -1018,6 +1018,7 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
   d.weight = WeightFormat::s4_group;
   d.packed_weight = true;
   for (const auto& [kernel, activation] : {std::pair{"w4a8_grouped_gemm_sm90", Activation::dynamic_per_token},
+                                           std::pair{"w4a8_grouped_gemm_skinny_sm90", Activation::dynamic_per_token},
                                            std::pair{"w4a16_grouped_gemm_sm90", Activation::none},
                                            std::pair{"w4a16_grouped_gemm_skinny_sm90", Activation::none}}) {
     GroupedLinearDescription four_bits = d;

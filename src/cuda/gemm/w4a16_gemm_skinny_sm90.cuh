@@ -210,9 +210,8 @@ __device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& s
         if (i % kFoldSets == 0) {
           const int tile = unit / F::token_parts;
           if (unit % F::token_parts == 0) reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
-          // The other unit's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over,
-          // and with tile after tile it sees less.
-          if ((last && i == F::sets && unit == kUnits - 1) || i + unit == 1 || (F::experts && i == 1)) {
+          // The other unit's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over.
+          if ((last && i == F::sets && unit == kUnits - 1) || i + unit == 1) {
             ptx::wgmma_wait<0>();
           } else {
             ptx::wgmma_wait<kUnits - 1>();

@@ -9,6 +9,7 @@
 #include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
+#include "cuda/device/token_order.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/gemm/grouped_weight.h"
 
@@ -42,16 +43,14 @@ struct SkinnyMaps {
 
 constexpr int kUnits = 2;
 
-// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds. experts: a block goes
-// from tile to tile, and keeps a table of the experts.
-template <class T_, int tokens_, bool packed_, int folds_, bool zeros_, bool experts_ = false>
+// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds.
+template <class T_, int tokens_, bool packed_, int folds_, bool zeros_>
 struct SkinnyForm {
   using T = T_;
   static constexpr int tokens = tokens_;
   static constexpr bool packed = packed_;
   static constexpr int folds = folds_;
   static constexpr bool zeros = zeros_;
-  static constexpr bool experts = experts_;
 
   // A consumer warpgroup has two units of sums: two tiles of 64 rows of the weight, or two halves of the tokens.
   static constexpr int row_tiles = tokens > 64 ? 1 : 2;
@@ -67,8 +66,7 @@ struct SkinnyForm {
   static constexpr int sets = terms / 32;
   static constexpr int token_stages = tokens > 64 ? 4 : 5;
   static constexpr int stage_bytes = rows * terms / 2 + rows * folds * (zeros ? packed ? 5 : 8 : 4);  // of the weight
-  static constexpr int weight_stages =
-      std::min(10, ((experts ? 219 : 224) * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
+  static constexpr int weight_stages = std::min(10, (224 * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
   static_assert(weight_stages > token_stages);
 };
 
@@ -189,15 +187,13 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
 
 // ---- The tokens.
 
-// TMA loads two tiles of 64 columns, in lines of 128 bytes. Unless F::in_order, a thread then takes 32 columns of a
-// token, four units of eight; a unit is four pairs, in the order of a word's nibbles. The four pairs j, one of each
-// unit, become unit j.
+// TMA loads two tiles of 64 columns, in lines of 128 bytes. Unless F::in_order, they are then put into the order of the
+// nibbles.
 template <class F>
 struct Producer {
-  static constexpr int kOwn = F::tokens / 32;  // sets of a token
-  static constexpr int kLag = 2;               // steps from the one being permuted to the one whose stage is refilled
-  static constexpr int kAtOnce = 2;            // stages of the weight requested at first
-  static constexpr int kMore = 1;              // and after each step: requesting all stages at once is as fast
+  static constexpr int kLag = 2;     // steps from the one being permuted to the one whose stage is refilled
+  static constexpr int kAtOnce = 2;  // stages of the weight requested at first
+  static constexpr int kMore = 1;    // and after each step: requesting all stages at once is as fast
 
   const SkinnyArguments& p;
   const Place<F>& place;
@@ -213,26 +209,6 @@ struct Producer {
     ptx::mbarrier_arrive_expect_tx(full, static_cast<std::uint32_t>(p.token_rows * F::terms * 2));
     ptx::tma_load(to, map, term, 0, full);
     ptx::tma_load(to + F::tokens * 128, map, term + 64, 0, full);
-  }
-
-  __device__ void put_in_order(std::uint32_t stage) const {
-    const int token = thread % F::tokens;
-    const std::uint32_t line = stage + static_cast<std::uint32_t>(token) * 128;
-    const std::uint32_t twist = static_cast<std::uint32_t>(token) % 8 * 16;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kProducerThreads / F::tokens));
-      const std::uint32_t at = line + set / 2 * (F::tokens * 128);
-      uint4 pairs[4];
-#pragma unroll
-      for (std::uint32_t j = 0; j < 4; ++j) {
-        pairs[j] = to_unpack_order<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
-      }
-      store_shared(at + ((set % 2 * 4 + 0) * 16 ^ twist), {pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x});
-      store_shared(at + ((set % 2 * 4 + 1) * 16 ^ twist), {pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y});
-      store_shared(at + ((set % 2 * 4 + 2) * 16 ^ twist), {pairs[0].z, pairs[1].z, pairs[2].z, pairs[3].z});
-      store_shared(at + ((set % 2 * 4 + 3) * 16 ^ twist), {pairs[0].w, pairs[1].w, pairs[2].w, pairs[3].w});
-    }
   }
 
   // The first requests; more would only queue up before the first.
@@ -269,7 +245,8 @@ struct Producer {
       }
       ptx::mbarrier_wait(shared.tokens_raw[at.stage], at.parity);
       if constexpr (!F::in_order) {
-        put_in_order(ptx::shared_address(shared.tokens[at.stage]));
+        put_in_order<F::tokens, kProducerThreads, F::packed>(ptx::shared_address(shared.tokens[at.stage]), thread,
+                                                             F::tokens);
         ptx::fence_proxy_async();
       }
       ptx::mbarrier_arrive(shared.tokens_full[at.stage]);
