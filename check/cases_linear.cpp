@@ -132,7 +132,9 @@ class LinearCases {
       }
     }
     if (is_packed(format.b)) {
-      add_large(many, {0, 2064, 160}, 1, true);  // some twenty tiles a block, of two steps each
+      // 20 and 31 tiles a block, of one step each.
+      add_large(many, {0, 2576, 128}, 1, true);
+      add_large(many, {0, 4112, 32}, 1, true);
       // An odd number of panels, whose last one is not whole, for streams of each shape.
       add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8165, 512}, 2, true);
       if (format.float_a) {

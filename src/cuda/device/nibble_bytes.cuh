@@ -8,10 +8,10 @@
 
 namespace octile::cuda {
 
-// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, 128 (64) x 128:
+// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, rows x 128:
 //
 //   row-major: the even rows, then the odd ones, lines of 64 bytes, swizzled
-//   packed: eight (four) panels of sixteen lines of 64 bytes
+//     packed: rows / 16 panels of sixteen lines of 64 bytes
 //
 // Without zero points a byte becomes 16 q, by at most one shift and one logical operation; with them it becomes q - z,
 // two more operations.

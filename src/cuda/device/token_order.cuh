@@ -8,9 +8,9 @@
 
 namespace octile::cuda {
 
-// `threads` threads: 128 columns of `tokens` tokens, of which the first `count` count, in two tiles of 64 columns:
-// lines of 128 bytes as TMA swizzles them. A thread takes 32 columns of a token, four units of eight; a unit is four
-// pairs, in the order of a word's nibbles. The four pairs j, one of each unit, become unit j.
+// `threads` threads: 128 columns of the first `count` of `tokens` tokens, in two tiles of 64 columns, lines of 128
+// bytes as TMA swizzles them. A thread takes 32 columns of a token, four units of eight; a unit is four pairs, in the
+// order of a word's nibbles. The four pairs j, one of each unit, become unit j.
 template <int tokens, int threads, bool packed>
 __device__ void put_in_order(std::uint32_t tiles, int thread, int count) {
   constexpr int kOwn = tokens * 4 / threads;  // sets of 32 columns

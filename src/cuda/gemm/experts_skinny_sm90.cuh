@@ -2,14 +2,15 @@
 //
 // A persistent grid, a block for each SM, goes over all tiles of all experts: up to kTokens tokens of an expert by
 // kRows rows of its weight, by all of K. In a block
-//   - one thread asks for the tokens and one for the weight by TMA, 128 columns of K a stage of a ring that goes on from
-//     one tile into the next, so that memory does not wait while a tile is stored;
-//   - the warpgroup beside them puts 16-bit tokens into the order in which the nibbles leave their words, and reads the
-//     scales of int8 ones;
+//     - one thread requests the tokens and another the weight by TMA. A stage of their ring has 128 columns of K. The ring
+//     continues from one tile into the next, so that memory does not wait while a tile is stored;
+//   - a warpgroup puts 16-bit tokens into the order in which the nibbles leave their words, and reads the scales of int8
+//     tokens;
 //   - two consumer warpgroups have two units of sums each, tiles of 64 rows: nibbles become exact 16-bit or 8-bit
 //     integers q - z in registers, from where WGMMA takes them. The products of a group are scaled in f32 and added to
 //     the sums.
-// Tokens are in the order of the experts, those of an expert within 16 of each other loaded together.
+// Tokens lie in the order of the experts. TMA loads 16 at a time; the last 16 of a tile may include tokens of the next
+// expert, whose results are not stored.
 //
 // Of int8 tokens the sums of a group are exact, and what follows is w4a8_gemm_sm90's:
 //
@@ -33,7 +34,7 @@
 namespace octile::cuda::experts_skinny {
 
 constexpr int kTokens = 64;  // of a tile, at most
-constexpr int kFewer = 32;   // of a tile, for which products are half as wide
+constexpr int kFewer = 32;   // with at most so many tokens, a tile's WGMMAs are half as wide
 constexpr int kRows = 256;   // of the weight
 constexpr int kPanels = kRows / static_cast<int>(kPanelChannels);
 constexpr int kTerms = 128;  // of a stage
@@ -56,8 +57,8 @@ constexpr int kWeightWarp = kTokenWarp + 1;
 
 constexpr int kWholeRow = 0;
 
-// X: of the tokens, f16, bf16 or s8. folds: how often in a stage products are scaled. With 16-bit tokens a group is one
-// or several folds; with int8 ones just one, or kWholeRow.
+// X: type of the tokens, f16, bf16 or s8. folds: how often in a stage products are scaled. With 16-bit tokens a group
+// spans one or more folds. With int8 tokens a fold is a group; kWholeRow: products are scaled once, at the end of K.
 template <class X_, int folds_, bool zeros_>
 struct Form {
   using X = X_;
@@ -82,8 +83,8 @@ struct Tile {
   __device__ int tokens() const { return end_token - first_token; }
 };
 
-// Tiles whose places are in shared memory: written by the thread that fetches tokens, which is at most a ring ahead of
-// those who store them.
+// How many tiles shared memory describes at once. The thread that fetches tokens writes them. It writes tile n + 16
+// once the consumers have released a stage of tile n + 1 or a later one, and so have stored tile n.
 constexpr int kKnownTiles = 16;
 
 template <class F>
@@ -119,7 +120,8 @@ struct Arguments {
   DType y_type = DType::f32;
   bool y_aligned = false;  // for two elements at a time
 
-  // Of a stage's fold. Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
+  // The group whose scales a fold of a stage takes. It may lie beyond the last one: TMA then writes zeros, so that no
+  // stale NaN is multiplied by 0.
   template <class F>
   __device__ int group_of(int step, int fold) const {
     if constexpr (F::exact) return F::folds == kWholeRow ? 0 : step * F::folds + fold;
@@ -161,7 +163,7 @@ struct Fetcher {
   const Arguments& p;
   TileWalk<F> tiles = TileWalk<F>(shared, p);
 
-  // The rows of the experts behind this one fill up the last box.
+  // The last box may include tokens of the next expert.
   __device__ void tokens(const Tile& tile, int step, int stage) const {
     const int boxes = (tile.tokens() + kBoxTokens - 1) / kBoxTokens;
     const std::uint32_t loaded = ptx::shared_address(&shared.loaded[stage]);
@@ -199,8 +201,8 @@ struct Fetcher {
     }
   }
 
-  // One thread: fetch(tile, step, stage) for all stages of all tiles, as they become empty. begin(number, tile) is
-  // called before a tile's.
+  // One thread: calls fetch(tile, step, stage) for each step of all tiles, as stages become empty, and
+  // begin(number, tile) before a tile's first fetch.
   template <class Begin, class Fetch>
   __device__ void each(int count, const Begin& begin, const Fetch& fetch) {
     RingPosition<F::stages> at;
@@ -228,7 +230,7 @@ struct Fetcher {
       each(
           count, [](int, const Tile&) {},
           [&](const Tile& tile, int step, int stage) {
-            // More would only queue up before the first.
+            // Requesting more before the first stage has arrived only delays it.
             if (left-- == 0) ptx::mbarrier_wait(shared.loaded[0], 0);
             weight(tile, step, stage);
           });
@@ -251,7 +253,7 @@ __device__ void order_tokens(Shared<F>& shared, const Arguments& p) {
       ptx::mbarrier_wait(shared.loaded[at.stage], at.parity);
       const Tile& tile = shared.tiles[number % kKnownTiles];
       if constexpr (F::exact) {
-        // Memory has all steps of the tile for it.
+        // Loaded in the first step and stored in the last, which hides the latency.
         if (step == 0 && thread < tile.tokens()) scale = p.token_scale[p.experts.row_of_a(tile.first_token + thread)];
         if (step + 1 == p.steps && thread < kTokens) shared.token_scales[number % kKnownTiles][thread] = scale;
       } else {
@@ -265,8 +267,8 @@ __device__ void order_tokens(Shared<F>& shared, const Arguments& p) {
 
 // ---- Consumers. A warp has 16 rows of each of its warpgroup's tiles.
 
-// The first of a lane's two neighbouring rows, which are rows g and g + 8 of the WGMMA, among the warp's 16. With
-// 16-bit tokens in an order without bank conflicts within half a warp.
+// The first of a lane's two neighbouring rows among the warp's 16, which are rows g and g + 8 of the WGMMA. With 16-bit
+// tokens the order of the pairs avoids bank conflicts within half a warp.
 template <class F>
 __device__ int row_of(int lane) {
   const int g = lane / 4;
@@ -280,7 +282,7 @@ __device__ inline int sixteen_of(int unit) {
   return warp / 4 * kUnits * 4 + unit * 4 + warp % 4;
 }
 
-// A lane's part of a tile of the weight, and what it makes of it.
+// A lane's nibbles in a tile of the weight, and their conversion to the fragments of WGMMA.
 template <class F, bool exact = F::exact>
 class Nibbles {
  public:
@@ -440,7 +442,7 @@ __device__ void multiply(Sums& sums, Shared<F>& shared, int steps, RingPosition<
     } else if constexpr (F::zeros) {
       add(scales[unit], [](int x) { return __int2float_rn(x); });
     } else if (fminf(fabsf(scales[unit][0]), fabsf(scales[unit][1])) >= 0x1p-122f) {
-      // A sixteenth of the scale is exact, and so are 16 times the terms.
+      // A sixteenth of the scale is exact, so that the products are the same numbers.
       const float scale[2] = {scales[unit][0] * 0x1p-4f, scales[unit][1] * 0x1p-4f};
       add(scale, [](int x) { return __int2float_rn(x); });
     } else {
@@ -490,7 +492,7 @@ __device__ void multiply(Sums& sums, Shared<F>& shared, int steps, RingPosition<
   }
 }
 
-// Two neighbouring elements of y, of which so many exist. whole: both or neither, to be stored at once.
+// Stores two neighbouring elements of y, of which `count` exist. whole: it is 2 or 0, and both are stored at once.
 template <class Y, bool whole>
 __device__ void put_pair(Y* to, const Y (&values)[2], int count) {
   if constexpr (whole) {
