@@ -78,4 +78,16 @@ inline bool aligned_for(const Tensor& y, int count) {
   return aligned_rows(y.data, y.strides[0] * bytes, bytes * count);
 }
 
+// Stores two neighbouring elements of y, as far as `count` of them exist. whole: both do or neither, and one store does.
+template <class Y, bool whole>
+__device__ void put_pair(Y* to, const Y (&values)[2], int count) {
+  if constexpr (whole) {
+    using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
+    if (count > 0) *reinterpret_cast<Pair*>(to) = *reinterpret_cast<const Pair*>(values);
+  } else {
+    if (count > 0) to[0] = values[0];
+    if (count > 1) to[1] = values[1];
+  }
+}
+
 }  // namespace octile::cuda

@@ -492,18 +492,6 @@ __device__ void multiply(Sums& sums, Shared<F>& shared, int steps, RingPosition<
   }
 }
 
-// Stores two neighbouring elements of y, of which `count` exist. whole: it is 2 or 0, and both are stored at once.
-template <class Y, bool whole>
-__device__ void put_pair(Y* to, const Y (&values)[2], int count) {
-  if constexpr (whole) {
-    using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
-    if (count > 0) *reinterpret_cast<Pair*>(to) = *reinterpret_cast<const Pair*>(values);
-  } else {
-    if (count > 0) to[0] = values[0];
-    if (count > 1) to[1] = values[1];
-  }
-}
-
 template <class F>
 struct Consumer {
   Shared<F>& shared;

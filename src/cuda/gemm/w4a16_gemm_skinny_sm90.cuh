@@ -253,18 +253,6 @@ __device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& s
   do_step.template operator()<true>(steps - 1, tokens);
 }
 
-// Two neighbouring elements of y, of which so many exist. whole: both or neither, to be stored at once.
-template <class Y, bool whole>
-__device__ void put_pair(Y* to, const Y (&values)[2], int count) {
-  if constexpr (whole) {
-    using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
-    if (count > 0) *reinterpret_cast<Pair*>(to) = *reinterpret_cast<const Pair*>(values);
-  } else {
-    if (count > 0) to[0] = values[0];
-    if (count > 1) to[1] = values[1];
-  }
-}
-
 // Split-K: a consumer's sums in chunks of eight tokens of a tile; each block of the cluster reduces its share of them.
 // It receives them from all blocks, itself included, in place of the weight: [block][chunk][thread].
 template <class F>
