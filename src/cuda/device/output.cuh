@@ -78,7 +78,8 @@ inline bool aligned_for(const Tensor& y, int count) {
   return aligned_rows(y.data, y.strides[0] * bytes, bytes * count);
 }
 
-// Stores two neighbouring elements of y, as far as `count` of them exist. whole: both do or neither, and one store does.
+// Stores two neighbouring elements of y, as far as `count` of them exist. whole: both do or neither, and one store
+// does.
 template <class Y, bool whole>
 __device__ void put_pair(Y* to, const Y (&values)[2], int count) {
   if constexpr (whole) {
