@@ -2,8 +2,8 @@
 //
 // A persistent grid, a block for each SM, goes over all tiles of all experts: up to kTokens tokens of an expert by
 // kRows rows of its weight, by all of K. In a block
-//     - one thread requests the tokens and another the weight by TMA. A stage of their ring has 128 columns of K. The ring
-//     continues from one tile into the next, so that memory does not wait while a tile is stored;
+//   - one thread requests the tokens and another the weight by TMA. A stage of their ring has 128 columns of K. The
+//     ring continues from one tile into the next, so that memory does not wait while a tile is stored;
 //   - a warpgroup puts 16-bit tokens into the order in which the nibbles leave their words, and reads the scales of int8
 //     tokens;
 //   - two consumer warpgroups have two units of sums each, tiles of 64 rows: nibbles become exact 16-bit or 8-bit

@@ -21,7 +21,9 @@ bool small_groups(const GemmProblem& p) { return p.b.group < kTerms && p.b.group
 // Calls body(form) with the problem's form.
 constexpr auto with_form = [](const GemmProblem& p, const auto& body) {
   const auto with = [&]<bool half, bool folds, bool zeros>() {
-    body(Form < std::conditional_t<half, __half, __nv_bfloat16>, folds ? 4 : 1, zeros > ());
+    using X = std::conditional_t<half, __half, __nv_bfloat16>;
+    constexpr int kFolds = folds ? 4 : 1;
+    body(Form<X, kFolds, zeros>());
   };
   with_flags(with, p.a == DType::f16, small_groups(p), p.b.zero_point);
 };
