@@ -77,7 +77,7 @@ KINDS = {
     "w4a16-joined": octile_kind(octile.W4A16(), octile.join_),
     "torchao-int8": torchao_kind("Int8DynamicActivationInt8WeightConfig"),
     "torchao-int8-weights": torchao_kind("Int8WeightOnlyConfig"),
-    "torchao-int4": torchao_kind("Int4WeightOnlyConfig"),
+    "torchao-int4": torchao_kind("Int4WeightOnlyConfig", int4_packing_format="tile_packed_to_4d"),
     "bnb-8bit": bitsandbytes_kind(False),
     "bnb-nf4": bitsandbytes_kind(True),
 }
@@ -149,6 +149,10 @@ def kernels_of_a_token(model, batch, way):
     return sorted(table, key=lambda row: -row[2])
 
 
+def report(what, error):
+    print(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
@@ -203,10 +207,14 @@ def main():
                         if time.time() - begin > options.seconds:
                             break
                         torch._dynamo.reset()
-                        value = batch / token_seconds(model, batch, options.rounds, way)
+                        try:
+                            value = batch / token_seconds(model, batch, options.rounds, way)
+                        except Exception as error:
+                            report(f"{kind}, {way}, batch {batch}", error)
+                            continue
                         add(kind, f"decode, {way}, batch {batch}", value, "tokens/s")
         except Exception as error:  # a peer that does not run here is a line of the table
-            print(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+            report(kind, error)
         model = run = None
         torch._dynamo.reset()
         gc.collect()

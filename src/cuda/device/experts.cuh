@@ -111,13 +111,13 @@ struct ExpertTable {
   int first_tile[kMaxExperts + 1];  // tiles of rows of all experts before it
 };
 
-// One warp, when the experts' first rows are known: how many tiles of `rows` rows come before theirs.
-__device__ inline void count_tiles(ExpertTable& table, int experts, int rows) {
+// One warp: first_tile[e] = tiles_of(0) + ... + tiles_of(e - 1).
+template <class TilesOf>
+__device__ void count_tiles(int* first_tile, int experts, const TilesOf& tiles_of) {
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int each = (experts + 31) / 32;
   const int begin = min(lane * each, experts), end = min(begin + each, experts);
-  const auto tiles_of = [&](int e) { return (table.first_row[e + 1] - table.first_row[e] + rows - 1) / rows; };
   int tiles = 0;
   for (int e = begin; e < end; ++e) tiles += tiles_of(e);
   int up_to = tiles;
@@ -128,19 +128,22 @@ __device__ inline void count_tiles(ExpertTable& table, int experts, int rows) {
   }
   int before = up_to - tiles;
   for (int e = begin; e < end; ++e) {
-    table.first_tile[e] = before;
+    first_tile[e] = before;
     before += tiles_of(e);
   }
-  if (lane == 31) table.first_tile[experts] = up_to;
+  if (lane == 31) first_tile[experts] = up_to;
 }
 
-// All threads of the block.
+// All threads of the block: the table of tiles of `rows` rows.
 __device__ inline void fill_table(ExpertTable& table, const Experts& experts, int rows) {
   for (int e = static_cast<int>(threadIdx.x); e <= experts.count; e += static_cast<int>(blockDim.x)) {
     table.first_row[e] = experts.offset(e);
   }
   __syncthreads();
-  if (threadIdx.x < 32) count_tiles(table, experts.count, rows);
+  if (threadIdx.x < 32) {
+    const auto tiles_of = [&](int e) { return (table.first_row[e + 1] - table.first_row[e] + rows - 1) / rows; };
+    count_tiles(table.first_tile, experts.count, tiles_of);
+  }
   __syncthreads();
 }
 

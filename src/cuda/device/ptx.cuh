@@ -327,6 +327,13 @@ __device__ inline void cp_async_4(void* to, const void* from, bool inside) {
                : "memory");
 }
 
+// 16 bytes by cp.async, past the L1.
+__device__ inline void cp_async_16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+// Until all that this thread has asked for has arrived.
+__device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // 8 x 8 matrices of 16-bit values: lane 8i + r holds the address of row r of matrix i; of the values of row r, lane
 // 4r + c has columns 2c and 2c + 1.
 __device__ inline void stmatrix(std::uint32_t row, const std::uint32_t (&values)[4]) {

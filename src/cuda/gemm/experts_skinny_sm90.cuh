@@ -1,7 +1,7 @@
 // Packed 4-bit weights of experts with few tokens each, on Hopper: y^T = weight * tokens^T by WGMMA.
 //
 // A persistent grid, a block for each SM, goes over all tiles of all experts: up to kTokens tokens of an expert by
-// kRows rows of its weight, by all of K. In a block
+// kRows rows of its weight, by all of K; first those of more than kFewer tokens. In a block
 //   - one thread requests the tokens and another the weight by TMA. A stage of their ring has 128 columns of K. The
 //     ring continues from one tile into the next, so that memory does not wait while a tile is stored;
 //   - a warpgroup puts 16-bit tokens into the order in which the nibbles leave their words, and reads the scales of int8
@@ -99,8 +99,28 @@ struct Shared {
   std::uint64_t full[F::stages];  // with tokens in order
   std::uint64_t empty[F::stages];
   Tile tiles[kKnownTiles];
-  ExpertTable experts;
+  ExpertTable wide;    // an expert's tiles of more than kFewer tokens
+  ExpertTable narrow;  // its last one, if that has fewer
 };
+
+// All threads of the block.
+template <class F>
+__device__ void fill_tables(Shared<F>& shared, const Experts& experts) {
+  for (int e = static_cast<int>(threadIdx.x); e <= experts.count; e += kThreads) {
+    shared.wide.first_row[e] = shared.narrow.first_row[e] = experts.offset(e);
+  }
+  __syncthreads();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < 2) {
+    const auto tiles_of = [&](int e) {
+      const int tokens = shared.wide.first_row[e + 1] - shared.wide.first_row[e];
+      const int wide = (tokens + kTokens - kFewer - 1) / kTokens;
+      return warp == 0 ? wide : (tokens + kTokens - 1) / kTokens - wide;
+    };
+    count_tiles((warp == 0 ? shared.wide : shared.narrow).first_tile, experts.count, tiles_of);
+  }
+  __syncthreads();
+}
 
 struct Maps {
   CUtensorMap weight, tokens;
@@ -129,28 +149,41 @@ struct Arguments {
   }
 };
 
-// The block's tiles, as a role walks them.
+// The block's tiles, as a role walks them. Narrow ones take less time and come last, so that blocks end together.
 template <class F>
 class TileWalk {
  public:
   __device__ TileWalk(const Shared<F>& shared, const Arguments& p)
-      : walk_{shared.experts, p.experts.count, p.row_tiles}, at_(static_cast<int>(blockIdx.x)) {}
+      : wide_{shared.wide, p.experts.count, p.row_tiles},
+        narrow_{shared.narrow, p.experts.count, p.row_tiles},
+        at_(static_cast<int>(blockIdx.x)) {}
 
   // How many the block has. Uniform, as the compiler can see.
   __device__ int count() const {
-    const int left = walk_.count() - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1;
+    const int all = wide_.count() + narrow_.count();
+    const int left = all - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1;
     return __shfl_sync(0xffffffff, left / static_cast<int>(gridDim.x), 0);
   }
 
   __device__ Tile next() {
-    const int2 place = walk_[at_];
+    const int number = at_;
     at_ += static_cast<int>(gridDim.x);
-    const int first = walk_.first_row() + place.x * kTokens;
-    return {walk_.expert, first, min(first + kTokens, walk_.end_row()), place.y * kRows};
+    if (number < wide_.count()) {
+      const int2 place = wide_[number];
+      return tile(wide_, place.x, place.y);
+    }
+    const int2 place = narrow_[number - wide_.count()];
+    const int* const wide_tiles = wide_.table.first_tile + narrow_.expert;
+    return tile(narrow_, wide_tiles[1] - wide_tiles[0], place.y);
   }
 
  private:
-  ExpertWalk walk_;
+  __device__ static Tile tile(const ExpertWalk& walk, int part, int across) {
+    const int first = walk.first_row() + part * kTokens;
+    return {walk.expert, first, min(first + kTokens, walk.end_row()), across * kRows};
+  }
+
+  ExpertWalk wide_, narrow_;
   int at_;
 };
 
@@ -201,8 +234,8 @@ struct Fetcher {
     }
   }
 
-  // One thread: calls fetch(tile, step, stage) for each step of all tiles, as stages become empty, and
-  // begin(number, tile) before a tile's first fetch.
+  // One thread: calls begin(number, tile, step) and fetch(tile, step, stage) for each step of all tiles, as stages
+  // become empty.
   template <class Begin, class Fetch>
   __device__ void each(int count, const Begin& begin, const Fetch& fetch) {
     RingPosition<F::stages> at;
@@ -212,7 +245,7 @@ struct Fetcher {
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step, at.next()) {
         ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-        if (step == 0) begin(number, tile);
+        begin(number, tile, step);
         fetch(tile, step, at.stage);
       }
     }
@@ -222,18 +255,20 @@ struct Fetcher {
     const int count = tiles.count();
     if (warp == kTokenWarp && ptx::elect_one()) {
       each(
-          count, [&](int number, const Tile& tile) { shared.tiles[number % kKnownTiles] = tile; },
+          count,
+          [&](int number, const Tile& tile, int step) {
+            if (step == 0) shared.tiles[number % kKnownTiles] = tile;
+          },
           [&](const Tile& tile, int step, int stage) { tokens(tile, step, stage); });
     }
     if (warp == kWeightWarp && ptx::elect_one()) {
-      int left = kAtOnce;
       each(
-          count, [](int, const Tile&) {},
-          [&](const Tile& tile, int step, int stage) {
+          count,
+          [&](int number, const Tile&, int step) {
             // Requesting more before the first stage has arrived only delays it.
-            if (left-- == 0) ptx::mbarrier_wait(shared.loaded[0], 0);
-            weight(tile, step, stage);
-          });
+            if (number == 0 && step == kAtOnce) ptx::mbarrier_wait(shared.loaded[0], 0);
+          },
+          [&](const Tile& tile, int step, int stage) { weight(tile, step, stage); });
     }
   }
 };
@@ -583,7 +618,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   wait_for_previous();
   let_next_start();
-  fill_table(shared.experts, p.experts, kTokens);
+  fill_tables(shared, p.experts);
   if (warp < kOrderWarp) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<F>{shared, p}.run();

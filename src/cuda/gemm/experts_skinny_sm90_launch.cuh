@@ -19,22 +19,40 @@
 
 namespace octile::cuda::experts_skinny {
 
-// Measured on an H200, layers of bench/torch/moe.py: seconds of a step with up to kFewer tokens, of a step with more,
-// and of a tile besides its steps.
+// Measured on an H200, layers of bench/torch/moe.py: seconds of a narrow tile's step, of a wide one's, and of a tile
+// besides its steps.
 struct Times {
   double few, many, tile;
 };
 constexpr double kAroundSeconds = 7e-6;  // launch, table of experts, and the first loads
 constexpr double kBytesPerSecond = 3.3e12;
 
+// Of an expert whose rows are Poisson distributed.
+struct ExpectedTiles {
+  double wide = 0, narrow = 0;
+};
+
+inline ExpectedTiles expected_tiles_of_expert(double mean) {
+  if (mean > 256) return {mean / kTokens, 0.5};
+  ExpectedTiles tiles;
+  double share = std::exp(-mean);
+  const int most = static_cast<int>(mean + 8 * std::sqrt(mean)) + 16;
+  for (int rows = 1; rows <= most; ++rows) {
+    share *= mean / rows;
+    const int wide = (rows + kTokens - kFewer - 1) / kTokens;
+    tiles.wide += share * wide;
+    tiles.narrow += share * (ceil_div(rows, kTokens) - wide);
+  }
+  return tiles;
+}
+
 inline double expected_seconds(const GemmProblem& p, const Times& times) {
-  const double token_tiles = std::max(expected_tiles(p, p.m, kTokens), 1.0);
-  const double tiles = token_tiles * static_cast<double>(ceil_div(p.n, kRows));
-  const double of_block = std::ceil(tiles / properties(p.device).sms);
-  const double tokens = static_cast<double>(p.m) / token_tiles;
-  // The share of tiles with more than kFewer tokens rises from 0 to 1 where the mean is about kFewer.
-  const double wide = std::clamp((tokens - 0.75 * kFewer) / (0.5 * kFewer), 0.0, 1.0);
-  const double step = times.few + wide * (times.many - times.few);
+  const auto experts = static_cast<double>(p.experts);
+  const auto [wide, narrow] = expected_tiles_of_expert(static_cast<double>(p.m) / std::max(experts, 1.0));
+  const double all = std::max(wide + narrow, 1e-9);
+  const double tiles = experts * all * static_cast<double>(ceil_div(p.n, kRows));
+  const double of_block = std::max(std::ceil(tiles / properties(p.device).sms), 1.0);
+  const double step = (wide * times.many + narrow * times.few) / all;
   const double products = of_block * (static_cast<double>(ceil_div(p.k, kTerms)) * step + times.tile);
   return kAroundSeconds + std::max(products, grouped_work(p).bytes / kBytesPerSecond) + gather_seconds(p);
 }

@@ -27,7 +27,7 @@ constexpr auto with_form = [](const GemmProblem& p, const auto& body) {
 
 Times times(const GemmProblem& p) {
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
-  return {0.55e-6 + 0.08e-6 * folds, 0.6e-6 + 0.15e-6 * folds, 0.9e-6};
+  return {0.55e-6 + 0.08e-6 * folds, 0.55e-6 + 0.15e-6 * folds, 0.9e-6};
 }
 
 Cost cost(const GemmProblem& p) {

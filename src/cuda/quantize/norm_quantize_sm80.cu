@@ -67,13 +67,17 @@ struct NormArguments : PrologueArguments {
   float terms, epsilon;
 
   // `count` values of x', which are written to `sum` where they are one.
-  __device__ Vector<T> load(std::int64_t r, std::int64_t c, int count, bool aligned, bool store) const {
-    Vector<T> v = load_vector(x.at(r, c), count, aligned || x.aligned);
+  __device__ Vector<T> load(std::int64_t r, std::int64_t c, int count, bool store) const {
+    const Vector<T> v = load_vector(x.at(r, c), count, x.aligned);
     if (residual.data == nullptr) return v;
-    const Vector<T> other = load_vector(residual.at(r, c), count, aligned || residual.aligned);
+    const Vector<T> total = added(v, load_vector(residual.at(r, c), count, residual.aligned));
+    if (store) store_vector(sum.at(r, c), total, count, sum.aligned);
+    return total;
+  }
+
+  __device__ static Vector<T> added(Vector<T> v, const Vector<T>& other) {
 #pragma unroll
     for (int i = 0; i < kVectorSize<T>; ++i) v.at[i] = narrow<T>(__fadd_rn(widen(v.at[i]), widen(other.at[i])));
-    if (store) store_vector(sum.at(r, c), v, count, aligned || sum.aligned);
     return v;
   }
 };
@@ -153,15 +157,26 @@ __device__ void store_facts(const NormArguments<T>& a, std::int64_t r, const Row
   if (a.rstd) a.rstd[r * a.rstd_stride] = norm.rstd;
 }
 
-// A row of the block, a power of two up to 32 threads or whole warps, keeps a row of x: kVectors vectors a thread.
+// A row of the block, a power of two up to 32 threads or whole warps, keeps a row of x: kVectors vectors a thread. The
+// block's next row is on its way meanwhile.
 template <class T, int kVectors, bool centred>
 __global__ void __launch_bounds__(256) normalize_rows(const NormArguments<T> a) {
   constexpr int n = kVectorSize<T>;
   const int lane = static_cast<int>(threadIdx.x);
   const int width = static_cast<int>(blockDim.x);
   const int in_row = static_cast<int>(a.cols / n);
+  const VectorsAhead<T> ahead;
+  const auto request = [&](std::int64_t r, int k) {
+    if (r >= a.rows || k * width + lane >= in_row) return;
+    ahead.request(k, a.x.at(r, (k * width + lane) * n));
+    if (a.residual.data) ahead.request(kVectors + k, a.residual.at(r, (k * width + lane) * n));
+  };
+  std::int64_t first = std::int64_t{blockIdx.x} * blockDim.y;
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.y;
   let_next_start();
   wait_for_previous();
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) request(first + threadIdx.y, k);
   float weight[kVectors][n];
   float bias[centred ? kVectors : 1][n];
 #pragma unroll
@@ -170,14 +185,20 @@ __global__ void __launch_bounds__(256) normalize_rows(const NormArguments<T> a) 
     a.weight.load((k * width + lane) * n, n, weight[k]);
     if constexpr (centred) a.bias.load((k * width + lane) * n, n, bias[k]);
   }
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.y;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * blockDim.y; first < a.rows; first += step) {
+  for (; first < a.rows; first += step) {
     const std::int64_t r = first + threadIdx.y;
     const int vectors = r < a.rows ? in_row : 0;
     Vector<T> h[kVectors] = {};
+    ahead.wait();
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (k * width + lane < vectors) h[k] = a.load(r, (k * width + lane) * n, n, true, true);
+      if (k * width + lane >= vectors) break;
+      h[k] = ahead.take(k);
+      if (a.residual.data) {
+        h[k] = a.added(h[k], ahead.take(kVectors + k));
+        store_vector(a.sum.at(r, (k * width + lane) * n), h[k], n, true);
+      }
+      request(r + step, k);
     }
     const auto visit = [&](const auto& body) {
 #pragma unroll
@@ -220,7 +241,7 @@ __global__ void __launch_bounds__(kNormThreads<T>) normalize_any_rows(const Norm
     for (std::int64_t c = lane * n; c < a.cols; c += kNormThreads<T> * n) {
       const int count = static_cast<int>(min(std::int64_t{n}, a.cols - c));
       float x[n];
-      widen(a.load(r, c, count, false, store), x);
+      widen(a.load(r, c, count, store), x);
       body(c, count, x);
     }
   };
@@ -269,10 +290,14 @@ void launch_rows(const NormArguments<T>& a, bool whole, int sms, Stream stream) 
   const unsigned width = std::min<unsigned>(width_for(vectors, 1), threads);
   const unsigned height = width <= 32 ? 128 / width : 1;
   const unsigned blocks = std::min(blocks_for(a.rows, height), static_cast<unsigned>(kBlocks * sms));
-  const auto as = [&](auto* kernel) { enqueue(kRows, kernel, {dim3(blocks), dim3(width, height)}, stream, a); };
-  vectors <= threads* kFew    ? as(normalize_rows<T, kFew, centred>)
-  : vectors <= threads* kMany ? as(normalize_rows<T, kMany, centred>)
-                              : as(normalize_rows<T, kLong, centred>);
+  const dim3 block(width, height);
+  const auto as = [&](auto* kernel, int each) {
+    const unsigned shared = VectorsAhead<T>::bytes(block, a.residual.data ? 2 * each : each);
+    enqueue(kRows, kernel, {dim3(blocks), block, shared}, stream, a);
+  };
+  vectors <= threads* kFew    ? as(normalize_rows<T, kFew, centred>, kFew)
+  : vectors <= threads* kMany ? as(normalize_rows<T, kMany, centred>, kMany)
+                              : as(normalize_rows<T, kLong, centred>, kLong);
 }
 
 template <class Body>
@@ -315,9 +340,11 @@ Cost cost(const QuantizeProblem& p) { return prologue_cost(p, 10, p.residual ? 3
 
 void load(const QuantizeProblem& p) {
   with_norm(p, [&]<class T, bool centred>() {
-    prepare(kRows, normalize_rows<T, kFew, centred>);
-    prepare(kRows, normalize_rows<T, kMany, centred>);
-    prepare(kRows, normalize_rows<T, kLong, centred>);
+    // At most 64 KiB of shared memory.
+    constexpr dim3 block(kNormThreads<T>);
+    prepare(kRows, normalize_rows<T, kFew, centred>, VectorsAhead<T>::bytes(block, 2 * kFew));
+    prepare(kRows, normalize_rows<T, kMany, centred>, VectorsAhead<T>::bytes(block, 2 * kMany));
+    prepare(kRows, normalize_rows<T, kLong, centred>, VectorsAhead<T>::bytes(block, 2 * kLong));
     prepare(kAnyRows, normalize_any_rows<T, centred>);
   });
   prepare_transpose_q();

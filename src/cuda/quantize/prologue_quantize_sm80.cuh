@@ -1,6 +1,7 @@
 // What quantizers with a prologue share: where q goes, the scale of a row, and the transpose of q.
 #pragma once
 
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/quantize_rows.cuh"
 #include "cuda/quantize/segments_sm80.cuh"
 
@@ -51,6 +52,31 @@ inline Cost prologue_cost(const QuantizeProblem& p, int operations, int matrices
 void transpose_q(const Tensor& q, const Tensor& q_transposed, Stream stream);
 void prepare_transpose_q();
 std::string prologue_sm80_supports(const QuantizeProblem& p);
+
+// Vectors of a row to come, on their way to dynamic shared memory while the row before is worked on. Those of a thread
+// lie apart from the others', so that it waits for its own alone.
+template <class T>
+class VectorsAhead {
+ public:
+  __device__ VectorsAhead() {
+    extern __shared__ uint4 vectors[];
+    own_ = vectors + threadIdx.y * blockDim.x + threadIdx.x;
+  }
+
+  // `from` is a multiple of 16 bytes. What was at place i has been taken.
+  __device__ void request(int i, const T* from) const { ptx::cp_async_16(place(i), from); }
+  __device__ static void wait() { ptx::cp_async_wait_all(); }
+  __device__ Vector<T> take(int i) const { return *reinterpret_cast<const Vector<T>*>(place(i)); }
+
+  static unsigned bytes(const dim3& block, int places) {
+    return static_cast<unsigned>(block.x * block.y * sizeof(uint4)) * places;
+  }
+
+ private:
+  __device__ uint4* place(int i) const { return own_ + i * blockDim.x * blockDim.y; }
+
+  uint4* own_;
+};
 
 // The scale of the block's row; `lane` of `width` threads, whole warps or a part of one.
 __device__ inline PlainScale scale_of_row(const PlainRules& rules, float largest, int lane, int width) {
