@@ -12,7 +12,7 @@ namespace {
 using namespace experts_skinny;
 
 constexpr std::string_view kName = "w4a16_grouped_gemm_skinny_sm90";
-constexpr Times kTimes = {0.73e-6, 1.0e-6, 0.8e-6};
+constexpr Times kTimes = {0.70e-6, 1.0e-6, 0.8e-6};
 constexpr Times kSmallGroupTimes = {1.3e-6, 1.6e-6, 0.8e-6};
 
 // Groups smaller than a step.
