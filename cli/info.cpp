@@ -18,8 +18,8 @@ namespace {
 
 constexpr const char* kFooter =
     R"("uses" is the widest instruction set that the kernels are written for and that may be used
-here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, amx;
-on 64-bit Arm baseline, neon, i8mm) forces a narrower one.
+here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni,
+avx512bf16, amx; on 64-bit Arm baseline, neon, i8mm) forces a narrower one.
 
 "tuning" is the file of measured choices that plans follow (octile tune), for each device.
 

@@ -44,7 +44,8 @@ Exit status:
 
 Environment:
   OCTILE_ISA  the widest instruction set that the kernels may use: baseline, avx2, avxvnni,
-            avx512, avx512vnni, amx, or on Arm neon, i8mm, and the machine must have it.
+            avx512, avx512vnni, avx512bf16, amx, or on Arm neon, i8mm, and the machine must
+            have it.
             octile info says which is used
   OCTILE_TUNING  the file of measured kernels that plans follow, or "off"; octile tune --help
   TERM      "dumb": the progress is shown in plain lines

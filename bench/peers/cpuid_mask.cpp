@@ -1,6 +1,7 @@
 // Hides instruction sets from a library that asks the processor itself and has no switch for it. mask_cpuid.py makes a
 // copy of the library in which every cpuid is ud2, of the same two bytes; this, preloaded, answers in its place.
-// The environment variable PEERS_CPUID is the widest set to be seen: baseline avx2 avxvnni avx512 avx512vnni amx.
+// The environment variable PEERS_CPUID is the widest set to be seen: baseline avx2 avxvnni avx512 avx512vnni avx512bf16
+// amx.
 #include <signal.h>
 #include <ucontext.h>
 
@@ -14,8 +15,8 @@ struct Registers {
   std::uint32_t eax, ebx, ecx, edx;
 };
 
-enum Isa { kBaseline, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
-constexpr const char* kNames[] = {"baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
+enum Isa { kBaseline, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
+constexpr const char* kNames[] = {"baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"};
 
 Isa widest = kAmx;
 
@@ -38,7 +39,7 @@ void hide(std::uint32_t leaf, std::uint32_t subleaf, Registers* r) {
   if (leaf == 7 && subleaf == 1) {
     if (widest < kAvxVnni) r->eax &= ~bit(4);
     if (widest < kAmx) r->eax &= ~bit(21);                                         // AMX-FP16
-    if (widest < kAvx512Vnni) r->eax &= ~bit(5);                                   // AVX512-BF16
+    if (widest < kAvx512Bf16) r->eax &= ~bit(5);                                   // AVX512-BF16
     if (widest < kAmx) r->edx &= ~(bit(4) | bit(5) | bit(8) | bit(10) | bit(19));  // AVX-VNNI-INT8, -INT16, AVX10
   }
 }

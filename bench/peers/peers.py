@@ -17,7 +17,7 @@ from turns import Peers, worker_settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "peers"
-ISAS = ("baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx")
+ISAS = ("baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
 PEERS = ("torch", "onnxruntime", "onednn-debian", "onednn-pypi", "openblas", "ggml", "litert")
 SHAPES = """1x4096x4096 16x4096x4096 128x1024x4096 512x768x3072 512x4096x4096 1024x1024x1024 1x16384x8192
             w4:1x4096x4096 w4:512x4096x4096 w4:1x16384x8192""".split()

@@ -11,12 +11,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # What keeps each peer to an instruction set. Missing: there is no such name, and it is left alone.
 LIMITS = {
-    "ONEDNN_MAX_CPU_ISA": ("SSE41", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", None),
-    "DNNL_MAX_CPU_ISA": ("SSE41", "AVX2", "AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", None),
-    "ATEN_CPU_CAPABILITY": ("default", "avx2", "avx2", "avx512", "avx512", None),
-    "MKL_ENABLE_INSTRUCTIONS": ("SSE4_2", "AVX2", "AVX2", "AVX512", "AVX512", None),
-    "OPENBLAS_CORETYPE": ("Nehalem", "Haswell", "Haswell", "SkylakeX", "SkylakeX", None),
-    "OCTILE_ISA": ("baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"),
+    "ONEDNN_MAX_CPU_ISA": ("SSE41", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", None),
+    "DNNL_MAX_CPU_ISA": ("SSE41", "AVX2", "AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", None),
+    "ATEN_CPU_CAPABILITY": ("default", "avx2", "avx2", "avx512", "avx512", "avx512", None),
+    "MKL_ENABLE_INSTRUCTIONS": ("SSE4_2", "AVX2", "AVX2", "AVX512", "AVX512", "AVX512", None),
+    "OPENBLAS_CORETYPE": ("Nehalem", "Haswell", "Haswell", "SkylakeX", "SkylakeX", "Cooperlake", None),
+    "OCTILE_ISA": ("baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"),
 }
 ISAS = LIMITS["OCTILE_ISA"]
 

@@ -350,7 +350,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace octile::fuzz;
   using cpu::Isa;
   Bytes in(data, size);
-  cpu::isa_ceiling = in.pick<Isa>({Isa::amx, Isa::baseline, Isa::avx2, Isa::avxvnni, Isa::avx512, Isa::avx512vnni});
+  cpu::isa_ceiling =
+      in.pick<Isa>({Isa::amx, Isa::baseline, Isa::avx2, Isa::avxvnni, Isa::avx512, Isa::avx512vnni, Isa::avx512bf16});
   switch (in.below(10)) {
     case 0:
       fuzz_one<LinearArgs>(in);

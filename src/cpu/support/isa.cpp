@@ -20,8 +20,8 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "neon",   "i8mm",       "avx2",
-                                                            "avxvnni",  "avx512", "avx512vnni", "amx"};
+constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "neon",       "i8mm",       "avx2", "avxvnni",
+                                                            "avx512",   "avx512vnni", "avx512bf16", "amx"};
 
 // Those that a machine of this architecture may have.
 bool of_this_architecture(Isa isa) {
@@ -36,9 +36,10 @@ bool of_this_architecture(Isa isa) {
 
 #if defined(__x86_64__)
 
-bool avx_vnni() {
+// Leaf 7, subleaf 1, EAX: bit 4 is AVX-VNNI, bit 5 AVX-512 BF16.
+bool newer_feature(int bit) {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> bit & 1);
 }
 
 // Linux gives a process the tile registers when it asks for them; they are 8 KiB more to save at each switch.
@@ -62,7 +63,9 @@ std::array<bool, kIsaCount> detect() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool avx512vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  return {true, false, false, avx2, avx2 && avx_vnni(), avx512, avx512vnni, avx512vnni && amx_int8()};
+  const bool avxvnni = avx2 && newer_feature(4);
+  const bool avx512bf16 = avx512vnni && newer_feature(5);
+  return {true, false, false, avx2, avxvnni, avx512, avx512vnni, avx512bf16, avx512vnni && amx_int8()};
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
