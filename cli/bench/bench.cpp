@@ -22,17 +22,17 @@ namespace {
 constexpr const char* kFooter =
     R"(A benchmark is called <format>_<operation>_<shape>, as in w8a8_forward_16x4096x4096. A
 shape is M x K x N: the batch, IN, OUT; what the operation does not have is left out. All
-of them time a plan's run() on f32 tensors (on a GPU: f16) of random normal values,
-quantized to the full range; forward_s8 is handed X quantized. What only moves data is timed
-in other floats with --dtype. Without options every kernel is timed that is not a plain
-reference loop.
+of them time a plan's run() on f32 tensors (forward_bf16: X in bf16; on a GPU: f16) of random
+normal values, quantized to the full range; forward_s8 is handed X quantized. What only moves
+data is timed in other floats with --dtype. Without options every kernel is timed that is not
+a plain reference loop.
 
 Columns:
   time      the median; the runs are counted in the last column
   speed     2 M N K / time for products, quantizing X or dY counted in the time; for the
             rest the bytes read and written, each operand once
   of peak   the share of what this machine can do, measured in the same run: of its int8
-            or f32 arithmetic, or of its memory (mem), whichever allows less
+            f32 or bf16 arithmetic, or of its memory (mem), whichever allows less
   baseline  the time of another program that runs in turns with ours: openblas_sgemm does
             the product in f32, memcpy reads and writes as many bytes
   ratio     the baseline's time over ours: above 1 ours is faster
@@ -146,10 +146,15 @@ void rate(Result& result, const Peaks& peaks, bool gpu) {
   const double memory_rate = result.operations > 0 ? peaks.read.rate : peaks.copy.rate;
   double shortest = result.bytes / memory_rate;
   result.roof = "mem";
-  const Peak& arithmetic = result.arithmetic == Arithmetic::s8 ? peaks.int8 : peaks.f32;
+  const Peak& arithmetic = result.arithmetic == Arithmetic::s8     ? peaks.int8
+                           : result.arithmetic == Arithmetic::bf16 ? peaks.bf16
+                                                                   : peaks.f32;
   if (arithmetic.rate > 0 && result.operations / arithmetic.rate > shortest) {
     shortest = result.operations / arithmetic.rate;
-    result.roof = result.arithmetic == Arithmetic::s8 ? "int8" : gpu ? "f16" : "f32";
+    result.roof = result.arithmetic == Arithmetic::s8     ? "int8"
+                  : result.arithmetic == Arithmetic::bf16 ? "bf16"
+                  : gpu                                   ? "f16"
+                                                          : "f32";
   }
   result.share = shortest / result.timing.ours;
 }
@@ -230,8 +235,11 @@ void print_text(const std::vector<Result>& results, const std::string& where, co
                 const Options& options) {
   std::cout << first_line(where, options) << "peaks: int8 " << fixed(peaks.int8.rate / 1e9, 0) << " GOPS ("
             << peaks.int8.how << "), " << (on_gpu(options) ? "f16 " : "f32 ") << fixed(peaks.f32.rate / 1e9, 0)
-            << " GOPS (" << peaks.f32.how << "), memory " << fixed(peaks.read.rate / 1e9, 1) << " GB/s read, "
-            << fixed(peaks.copy.rate / 1e9, 1) << " GB/s copied\n\n";
+            << " GOPS (" << peaks.f32.how << "), "
+            << (peaks.bf16.rate > 0 ? "bf16 " + fixed(peaks.bf16.rate / 1e9, 0) + " GOPS (" + peaks.bf16.how + "), "
+                                    : "")
+            << "memory " << fixed(peaks.read.rate / 1e9, 1) << " GB/s read, " << fixed(peaks.copy.rate / 1e9, 1)
+            << " GB/s copied\n\n";
   std::vector<std::string> heading = {"benchmark", "kernel", "time", "speed", "of peak", "baseline", "ratio", "runs"};
   if (on_gpu(options)) heading = {"benchmark", "kernel", "time", "speed", "of peak", "host", "runs"};
   std::vector<std::vector<std::string>> rows;
@@ -293,6 +301,7 @@ void print_json(const std::vector<Result>& results, const std::string& where, co
                      {"read", peak(peaks.read, "bytes/s")},
                      {"copy", peak(peaks.copy, "bytes/s")}}},
                    {"benchmarks", lines}};
+  if (peaks.bf16.rate > 0) document["peaks"]["bf16"] = peak(peaks.bf16, "operations/s");
   document[on_gpu(options) ? "gpu" : "cpu"] = where;
   if (!on_gpu(options)) document["threads"] = options.threads;
   if (!on_gpu(options)) document["dtype"] = options.dtype;

@@ -76,6 +76,9 @@ constexpr Case<int> kCases[] = {
     {"w8a16_gemm", "w8a16_backward_dw", mkn, kTraining, with<backward, false, dequantized, 0>},
     {"w4a16_gemm", "w4a16_forward", mkn, kW4, with<forward_s4, Activation::none, true>},
     {"w4a16_gemm", "w4a16_forward_unpacked", mkn, kW4, with<forward_s4, Activation::none, false>},
+    {"w8a16_gemm", "w8a16_forward_bf16", mkn, kW4, with<forward_bf16, DType::s8, true>},
+    {"w4a16_gemm", "w4a16_forward_bf16", mkn, kW4, with<forward_bf16, DType::s4, true>},
+    {"w4a16_gemm", "w4a16_forward_bf16_unpacked", mkn, kW4, with<forward_bf16, DType::s4, false>},
     {"w4a8_gemm", "w4a8_forward", mkn, kW4, with<forward_s4, Activation::dynamic_per_token, true>},
     {"column_sum", "f32_backward_db", mn, kMatrix, backward_db},
     {"gradient_quantize", "s8_gradient_quantize", mn, kMatrix, gradient_quantize},
@@ -212,6 +215,8 @@ std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& ro
     if (row.operation != c.operation) continue;
     known = true;
     if (c.sizes == mkn && dtype != DType::f32) continue;
+    const bool of_bf16 = std::string_view(c.title).find("_bf16") != std::string_view::npos;
+    if (of_bf16 != row.name.ends_with("_avx512bf16")) continue;
     for (const Shape& requested : shapes.empty() ? c.shapes : std::span(shapes)) {
       const Shape shape = kept(requested, c.sizes);
       const std::string title = c.title;

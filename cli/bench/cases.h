@@ -1,5 +1,6 @@
 // What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter. On a CPU in f32
-// (what moves data: in any 16- or 32-bit float), beside another program; on a GPU in f16, by itself.
+// (what moves data: in any 16- or 32-bit float; rows that take bf16 alone: in that), beside another program; on a GPU
+// in f16, by itself.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace octile::cli {
 using check::Gpu;
 using check::GpuBytes;
 
-enum class Arithmetic : std::uint8_t { none, s8, floats };  // floats: f32, on a GPU f16
+enum class Arithmetic : std::uint8_t { none, s8, floats, bf16 };  // floats: f32, on a GPU f16
 
 // A plan with its operands, ready to run, and the program it is compared with.
 struct Prepared {
@@ -45,13 +46,16 @@ struct Benchmark {
   std::function<Prepared(const Benchmark&, const Place&)> prepare;  // throws Error if the row cannot do it
 };
 
-// Of one row, at `shapes`, or at its usual ones if there are none given. On a CPU products are in f32 alone.
+// Of one row, at `shapes`, or at its usual ones if there are none given. On a CPU products are in f32, or in bf16 where
+// the row takes nothing else.
 std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes, DType dtype);
 
 // For cases.cpp: the plans, one file per family.
 namespace bench {
 Prepared forward_s8(const Benchmark&, int threads, bool packed);
 Prepared forward_s4(const Benchmark&, int threads, Activation activation, bool packed);
+// W4A16 and W8A16 of bf16.
+Prepared forward_bf16(const Benchmark&, int threads, DType weight, bool packed);
 // `block`: of an int8 product.
 Prepared backward(const Benchmark&, int threads, bool dx, Product arithmetic, std::int64_t block);
 Prepared backward_db(const Benchmark&, int threads);

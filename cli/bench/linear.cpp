@@ -19,6 +19,7 @@ constexpr std::int64_t kGroup = 128;
 // What Y = X * W^T + bias or one of its gradients reads and writes.
 struct Operands {
   std::vector<float> x, w, dy, bias, out;
+  std::vector<BFloat16> narrow_x;
   QuantizedMatrix quantized;                                                                // of W or X
   PackedMatrix packed;                                                                      // of W
   std::unique_ptr<std::uint8_t, decltype(&std::free)> packed_for_run{nullptr, &std::free};  // by the plan
@@ -87,6 +88,10 @@ Prepared forward(const Benchmark& b, LinearDescription d, const SharedOperands& 
   d.threads = threads;
   d.kernel = b.kernel;
   args.x = matrix(o->x.data(), s.m, s.k);
+  if (d.x == DType::bf16) {
+    o->narrow_x = {o->x.begin(), o->x.end()};
+    args.x = matrix(o->narrow_x.data(), s.m, s.k);
+  }
   args.bias = vector(o->bias.data(), s.n);
   args.y = matrix(o->out.data(), s.m, s.n);
   const LinearPlan plan = LinearPlan::select(d);
@@ -158,6 +163,29 @@ Prepared forward_s4(const Benchmark& b, int threads, Activation activation, bool
   Prepared p = forward(b, choices, o, args, threads);
   p.arithmetic = activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);
+  return p;
+}
+
+Prepared forward_bf16(const Benchmark& b, int threads, DType weight, bool packed) {
+  const Shape s = b.shape;
+  const SharedOperands o = forward_operands(s);
+  LinearDescription choices{.x = DType::bf16, .activation = Activation::none, .packed_weight = packed};
+  LinearArgs args;
+  if (weight == DType::s4) {
+    const std::int64_t group = s.k % kGroup == 0 ? kGroup : s.k;
+    o->packed = quantized_groups(o->w, s.n, s.k, group);
+    args.weight = matrix_s4(o->packed.values.data(), s.n, s.k);
+    args.weight_scale = matrix(o->packed.scale.data(), s.n, s.k / group);
+    choices.weight = WeightFormat::s4_group;
+    choices.weight.group = group == kGroup ? kGroup : 0;
+  } else {
+    o->quantized = quantized_rows(o->w, s.n, s.k);
+    args.weight = matrix(o->quantized.values.data(), s.n, s.k);
+    args.weight_scale = vector(o->quantized.scale.data(), s.n);
+  }
+  Prepared p = forward(b, choices, o, args, threads);
+  p.arithmetic = Arithmetic::bf16;
+  p.bytes = 2 * product(s.m, s.k) + product(s.n, s.k) * bits(weight) / 8 + 4 * product(s.m, s.n);
   return p;
 }
 

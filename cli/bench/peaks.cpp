@@ -69,6 +69,8 @@ OCTILE_PEAK_LOOP(pairs_256, OCTILE_FOR("avx2"), "x", __m256i, _mm256_set1_epi16(
                  _mm256_add_epi32(a[i], _mm256_madd_epi16(x, w)))
 OCTILE_PEAK_LOOP(pairs_128, , "x", __m128i, _mm_set1_epi16(93), _mm_add_epi32(a[i], _mm_madd_epi16(x, w)))
 OCTILE_PEAK_LOOP(fused_512, OCTILE_FOR("avx512f"), "v", __m512, _mm512_set1_ps(0.7f), _mm512_fmadd_ps(x, w, a[i]))
+OCTILE_PEAK_LOOP(bf16_512, OCTILE_FOR("avx512f,avx512bf16"), "v", __m512, _mm512_set1_ps(0.7f),
+                 _mm512_dpbf16_ps(a[i], reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w)))
 OCTILE_PEAK_LOOP(fused_256, OCTILE_FOR("avx2,fma"), "x", __m256, _mm256_set1_ps(0.7f), _mm256_fmadd_ps(x, w, a[i]))
 OCTILE_PEAK_LOOP(product_128, , "x", __m128, _mm_set1_ps(0.7f), _mm_add_ps(a[i], _mm_mul_ps(x, w)))
 
@@ -116,6 +118,8 @@ constexpr Route kFloatRoutes[] = {
     {"vfmadd231ps ymm", cpu::Isa::avx2, per_step(8), fused_256},
     {"mulps + addps xmm", cpu::Isa::baseline, per_step(4), product_128},
 };
+constexpr Route kBf16Instruction[] = {{"vdpbf16ps zmm", cpu::Isa::avx512bf16, per_step(32), bf16_512}};
+constexpr std::span<const Route> kBf16Routes = kBf16Instruction;
 
 #elif defined(__aarch64__)
 
@@ -145,6 +149,10 @@ OCTILE_PEAK_LOOP(floats_128, , "w", Floats, (Floats{0.7f, 0.8f, 0.9f, 1.0f}), a[
 constexpr Route kInt8Routes[] = {{"s32 multiply and add, 16 bytes", cpu::Isa::baseline, per_step(4), integers_128}};
 constexpr Route kFloatRoutes[] = {{"f32 multiply and add, 16 bytes", cpu::Isa::baseline, per_step(4), floats_128}};
 
+#endif
+
+#if !defined(__x86_64__)
+constexpr std::span<const Route> kBf16Routes;
 #endif
 
 template <class Work>
@@ -226,6 +234,7 @@ Peaks measure_peaks(const Machine& machine, int threads) {
   Peaks peaks;
   peaks.int8 = fastest_route(kInt8Routes, threads);
   peaks.f32 = fastest_route(kFloatRoutes, threads);
+  peaks.bf16 = fastest_route(kBf16Routes, threads);
 
   constexpr std::int64_t kMinBytes = std::int64_t{64} << 20;
   constexpr std::int64_t kMaxBytes = std::int64_t{512} << 20;
