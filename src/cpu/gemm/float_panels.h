@@ -6,9 +6,13 @@
 // before. That holds whatever the tile, the thread and the other rows, so the bits of y[i, j] depend on row i of left
 // and row j of right alone. A product is fused with its addition where the machine can (the files that include this are
 // compiled with -ffp-contract=fast), so the bits do depend on the instruction set.
+//
+// Panels hold elements: a float, a double, or a pair of bf16 (bf16_pairs.h), which is two terms. A file for one
+// instruction set defines OCTILE_PANEL_INLINE first, so that the innermost loops may use its intrinsics.
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "base/access.h"
@@ -17,9 +21,31 @@
 #include "cpu/support/rows.h"
 #include "plan/kernel.h"
 
+#ifndef OCTILE_PANEL_INLINE
+#define OCTILE_PANEL_INLINE OCTILE_INLINE
+#endif
+
 namespace octile::cpu {
 
-inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, at most
+// Terms 2 c, in the low half, and 2 c + 1 of a row: element c.
+using Bf16Pair = std::uint32_t;
+template <class Element>
+inline constexpr bool kIsPair = std::is_same_v<Element, Bf16Pair>;
+template <class Element>
+inline constexpr std::int64_t kTerms = kIsPair<Element> ? 2 : 1;  // of an element
+template <class Element>
+using SumOf = std::conditional_t<kIsPair<Element>, float, Element>;
+
+// sum += a * b, lane by lane.
+template <class Element>
+struct Products {
+  template <class Vector>
+  OCTILE_INLINE static void add(const Vector& a, const Vector& b, Vector& sum) {
+    sum += a * b;
+  }
+};
+
+inline constexpr std::int64_t kDepth = 256;     // terms, and elements, of a panel of right, at most
 inline constexpr std::int64_t kMaxRows = 12;    // of a tile, on any machine
 inline constexpr std::int64_t kMaxCols = 32;    // of a panel of right
 inline constexpr std::int64_t kPartRows = 264;  // rows of left that use a panel of right once it is float
@@ -59,14 +85,16 @@ struct TransposeRun {
 };
 
 // out[j * stride + i] = rows[i][c + j], 4 of each.
-OCTILE_INLINE void transpose_4x4(const float* const* rows, std::int64_t c, float* out, std::int64_t stride) {
-  typedef float Four __attribute__((vector_size(16)));
+template <class Real>
+OCTILE_INLINE void transpose_4x4(const Real* const* rows, std::int64_t c, Real* out, std::int64_t stride) {
+  typedef Real Four __attribute__((vector_size(16)));
   Four in[4];
   for (int i = 0; i < 4; ++i) std::memcpy(&in[i], rows[i] + c, sizeof(Four));
   transpose_lanes(in);
   for (int i = 0; i < 4; ++i) std::memcpy(out + i * stride, &in[i], sizeof(Four));
 }
 
+template <>
 OCTILE_INLINE void transpose_4x4(const double* const* rows, std::int64_t c, double* out, std::int64_t stride) {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) out[j * stride + i] = rows[i][c + j];
@@ -117,9 +145,10 @@ struct SpreadRows {
   }
 };
 
-// The float operand, (rows, k), contiguous along either, packed: for each `step` terms, panels of (step, panel_rows),
-// so that what the tiles of a part read lies in one piece. Zero beyond the last row and the last term.
-template <class Real>
+// The float operand, (rows, k), contiguous along either (for pairs along k), packed: for each `step` terms, panels of
+// (step, panel_rows), so that what the tiles of a part read lies in one piece. Zero beyond the last row and the last
+// term. Terms are counted in elements.
+template <class Element>
 class LeftPanels {
  public:
   struct Shape {
@@ -132,23 +161,28 @@ class LeftPanels {
     }
   };
 
-  LeftPanels(const ConstTensor& t, const Shape& shape, Real* packed) : t_(t), shape_(shape), packed_(packed) {}
+  LeftPanels(const ConstTensor& t, const Shape& shape, Element* packed)
+      : t_(t), cols_(ceil_div(t.cols(), kTerms<Element>)), shape_(shape), packed_(packed) {}
 
-  const Real* panel(std::int64_t panel, std::int64_t term) const { return packed_ + shape_.at(panel, term); }
+  const Element* panel(std::int64_t panel, std::int64_t term) const { return packed_ + shape_.at(panel, term); }
 
   // Row `row` of the operand becomes the first of panel `first`. At most kPackedPanels panels. `buffer` holds
   // kSpreadElements.
-  void pack(std::int64_t row, std::int64_t first, std::int64_t panels, Real* buffer) const {
+  void pack(std::int64_t row, std::int64_t first, std::int64_t panels, Element* buffer) const {
     const std::int64_t rows = std::min(panels * shape_.panel_rows, t_.rows() - row);
     for (std::int64_t term = 0; term < shape_.depth; term += shape_.step) {
       const std::int64_t end = std::min(term + shape_.step, shape_.depth);
-      for (std::int64_t c = term; c < std::min(end, t_.cols()); c += kPackedTerms) {
-        const Terms terms{c, std::min({kPackedTerms, end - c, t_.cols() - c})};
-        t_.strides[1] == 1 ? transpose(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
+      for (std::int64_t c = term; c < std::min(end, cols_); c += kPackedTerms) {
+        const Terms terms{c, std::min({kPackedTerms, end - c, cols_ - c})};
+        if constexpr (kIsPair<Element>) {
+          transpose(row, rows, terms, first);
+        } else {
+          t_.strides[1] == 1 ? transpose(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
+        }
       }
-      const std::int64_t beyond = std::max(term, t_.cols());
+      const std::int64_t beyond = std::max(term, cols_);
       for (std::int64_t panel = 0; panel < panels && beyond < end; ++panel) {
-        std::fill_n(packed_ + shape_.at(first + panel, beyond), (end - beyond) * shape_.panel_rows, Real{0});
+        std::fill_n(packed_ + shape_.at(first + panel, beyond), (end - beyond) * shape_.panel_rows, Element{0});
       }
     }
   }
@@ -158,17 +192,30 @@ class LeftPanels {
     std::int64_t first, count;
   };
 
+  // Of a row that is contiguous along the contraction. `buffer` is filled unless they lie in memory as they are.
+  const Element* elements(std::int64_t row, Terms terms, Element* buffer) const {
+    const std::int64_t at = row * t_.strides[0] + terms.first * kTerms<Element>;
+    if constexpr (kIsPair<Element>) {
+      buffer[terms.count - 1] = 0;
+      const auto count = static_cast<std::size_t>(std::min(2 * terms.count, t_.cols() - 2 * terms.first));
+      std::memcpy(buffer, static_cast<const std::uint16_t*>(t_.data) + at, count * sizeof(std::uint16_t));
+      return buffer;
+    } else {
+      return widened(t_.dtype, t_.data, at, terms.count, buffer);
+    }
+  }
+
   void transpose(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
-    Real buffer[kMaxRows * kPackedTerms];
+    Element buffer[kMaxRows * kPackedTerms];
     for (; rows > 0; row += shape_.panel_rows, rows -= shape_.panel_rows) {
-      TransposeRun<Real> run{{}, terms.count, packed_ + shape_.at(panel++, terms.first)};
+      TransposeRun<Element> run{{}, terms.count, packed_ + shape_.at(panel++, terms.first)};
       for (std::int64_t r = 0; r < shape_.panel_rows; ++r) {
-        Real* own = buffer + r * kPackedTerms;
+        Element* own = buffer + r * kPackedTerms;
         run.rows[r] = own;
         if (r < rows) {
-          run.rows[r] = widened(t_.dtype, t_.data, (row + r) * t_.strides[0] + terms.first, terms.count, own);
+          run.rows[r] = elements(row + r, terms, own);
         } else {
-          std::fill_n(own, terms.count, Real{0});
+          std::fill_n(own, terms.count, Element{0});
         }
       }
       with_rows<TransposeRows>(shape_.panel_rows, run);
@@ -177,7 +224,7 @@ class LeftPanels {
 
   struct Spread {
     std::int64_t panel;
-    Real* buffer;  // (terms, width)
+    Element* buffer;  // (terms, width)
   };
 
   void spread(std::int64_t row, std::int64_t rows, Terms terms, const Spread& to) const {
@@ -185,43 +232,46 @@ class LeftPanels {
     const std::int64_t panels = ceil_div(rows, shape_.panel_rows);
     const std::int64_t width = panels * shape_.panel_rows;
     const std::int64_t at = terms.first * t_.strides[1] + row;
-    const bool direct = t_.dtype == DTypeOf<Real>::value && rows == width;
+    const bool direct = t_.dtype == DTypeOf<Element>::value && rows == width;
     for (std::int64_t c = 0; c < terms.count && !direct; ++c) {
       widen(t_.dtype, t_.data, at + c * t_.strides[1], rows, buffer + c * width);
-      std::fill_n(buffer + c * width + rows, width - rows, Real{0});
+      std::fill_n(buffer + c * width + rows, width - rows, Element{0});
     }
     with_rows<SpreadRows>(
         shape_.panel_rows,
-        SpreadRun<Real>{direct ? static_cast<const Real*>(t_.data) + at : buffer, direct ? t_.strides[1] : width,
-                        terms.count, panels, packed_ + shape_.at(panel, terms.first),
-                        shape_.at(panel + 1, terms.first) - shape_.at(panel, terms.first)});
+        SpreadRun<Element>{direct ? static_cast<const Element*>(t_.data) + at : buffer, direct ? t_.strides[1] : width,
+                           terms.count, panels, packed_ + shape_.at(panel, terms.first),
+                           shape_.at(panel + 1, terms.first) - shape_.at(panel, terms.first)});
   }
 
   ConstTensor t_;
+  std::int64_t cols_;
   Shape shape_;
-  Real* packed_;
+  Element* packed_;
 };
 
 // ---- The tile ----
 
-template <class Real>
+template <class Element>
 struct FloatTile {
-  const Real* left;  // (panels, depth, rows)
+  const Element* left;  // (panels, depth, rows)
   std::int64_t panels;
-  const Real* right;  // (depth, panel_cols)
+  const Element* right;  // (depth, panel_cols)
   std::int64_t depth, segment;
-  const Real* scales;  // (depth / segment, panel_cols), or null
-  Real* sums;          // (panels * rows, kPartCols)
+  const SumOf<Element>* scales;  // (depth / segment, panel_cols), or null
+  SumOf<Element>* sums;          // (panels * rows, kPartCols)
 };
 
-template <std::int64_t kRows>
+template <std::int64_t kRows, class Element>
 struct MultiplyPanels {
-  template <Isa isa, class Real>
-  OCTILE_INLINE static void run(FloatTile<Real> p) {
+  static constexpr bool kNeedsBf16 = kIsPair<Element>;
+
+  template <Isa isa>
+  OCTILE_PANEL_INLINE static void run(FloatTile<Element> p) {
     if constexpr (kRows <= tile_rows(isa)) {
       for (std::int64_t panel = 0; panel < p.panels; ++panel) {
-        constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
-        for (std::int64_t col = 0; col < panel_cols<Real>(isa); col += 2 * kLanes) {
+        constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Element));
+        for (std::int64_t col = 0; col < panel_cols<Element>(isa); col += 2 * kLanes) {
           for (std::int64_t first = 0; first < p.depth; first += p.segment) {
             add_segment<isa>(p, panel, col, first);
           }
@@ -231,32 +281,32 @@ struct MultiplyPanels {
   }
 
  private:
-  template <Isa isa, class Real>
-  OCTILE_INLINE static void add_segment(const FloatTile<Real>& p, std::int64_t panel, std::int64_t col,
-                                        std::int64_t first) {
-    typedef Real Vector __attribute__((vector_size(vector_bytes(isa))));
-    constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
-    constexpr std::int64_t kCols = panel_cols<Real>(isa);
-    const Real* __restrict left = p.left + (panel * p.depth + first) * kRows;
-    const Real* __restrict right = p.right + first * kCols + col;
-    Vector sum[kRows][2] = {};
+  template <Isa isa>
+  OCTILE_PANEL_INLINE static void add_segment(const FloatTile<Element>& p, std::int64_t panel, std::int64_t col,
+                                              std::int64_t first) {
+    typedef Element Vector __attribute__((vector_size(vector_bytes(isa))));
+    typedef SumOf<Element> Sums __attribute__((vector_size(vector_bytes(isa))));
+    constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Element));
+    constexpr std::int64_t kCols = panel_cols<Element>(isa);
+    const Element* __restrict left = p.left + (panel * p.depth + first) * kRows;
+    const Element* __restrict right = p.right + first * kCols + col;
+    Sums sum[kRows][2] = {};
     for (std::int64_t c = std::min(p.segment, p.depth - first); c > 0; --c) {
       const Vector b0 = *reinterpret_cast<const Vector*>(right);
       const Vector b1 = *reinterpret_cast<const Vector*>(right + kLanes);
 #pragma GCC unroll 12
       for (int i = 0; i < kRows; ++i) {
         const Vector a = left[i] - Vector{};  // broadcast once
-        sum[i][0] += a * b0;
-        sum[i][1] += a * b1;
+        Products<Element>::add(a, b0, sum[i][0]);
+        Products<Element>::add(a, b1, sum[i][1]);
       }
       left += kRows;
       right += kCols;
     }
-    const auto* scale =
-        p.scales ? reinterpret_cast<const Vector*>(p.scales + first / p.segment * kCols + col) : nullptr;
+    const auto* scale = p.scales ? reinterpret_cast<const Sums*>(p.scales + first / p.segment * kCols + col) : nullptr;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      auto* sums = reinterpret_cast<Vector*>(p.sums + (panel * kRows + i) * kPartCols + col);
+      auto* sums = reinterpret_cast<Sums*>(p.sums + (panel * kRows + i) * kPartCols + col);
       sums[0] = scale ? sums[0] + sum[i][0] * scale[0] : sums[0] + sum[i][0];
       sums[1] = scale ? sums[1] + sum[i][1] * scale[1] : sums[1] + sum[i][1];
     }
@@ -306,7 +356,7 @@ void write_sums(bool accumulate, const GemmOperands& o, const PartRange& part, R
 
 // ---- The product ----
 
-// Part of right: rows row .. row + rows - 1, and terms term .. term + terms - 1.
+// Part of right: rows row .. row + rows - 1, and terms term .. term + terms - 1, counted in elements.
 struct PanelRange {
   std::int64_t row, rows;
   std::int64_t term, terms;
@@ -317,23 +367,22 @@ inline int panel_threads(int wanted, std::int64_t rows, std::int64_t cols, std::
                         static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(depth) / 16);
 }
 
-// Of left, in Real. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
+// Of left. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
 inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
   const std::int64_t rows = std::min(p.m + kMaxRows, kRowsAtOnce);
   return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
 }
 
-// `Right` is the quantized operand:
+// `Right` is the quantized operand, its terms counted in elements:
 //   std::int64_t depth()    terms of left and right, padding included
 //   std::int64_t segment()  terms of a segment, at most kDepth
 //   std::int64_t step()     terms that are fetched at a time: whole segments, at most kDepth
 //   struct Stage            at most (kPartCols, step) of it, close at hand and still quantized
 //   void stage(const PanelRange&, std::int64_t at, Stage&)   at: the place of the first term in the stage
 //   void prefetch(const PanelRange&)
-//   const Real* fetch(const Stage&, const PanelRange&, Real* out, Real* scales)   out (terms, panel_cols); returns
-//   scales
-//                           (segments, panel_cols), or null if it has none
-template <class Real, class Right>
+//   const SumOf<Element>* fetch(const Stage&, const PanelRange&, Element* out, SumOf<Element>* scales)
+//                           out (terms, panel_cols); returns scales (segments, panel_cols), or null if it has none
+template <class Element, class Right>
 class PanelProduct {
  public:
   PanelProduct(const GemmProblem& problem, const GemmOperands& o, const Right& right)
@@ -350,21 +399,22 @@ class PanelProduct {
   void run(int threads_wanted, void* workspace) const {
     const int threads = panel_threads(threads_wanted, rows_, cols_, depth_);
     auto* const scratch = static_cast<Scratch*>(workspace);
-    auto* const packed = reinterpret_cast<Real*>(scratch + threads);
+    auto* const packed = reinterpret_cast<Element*>(scratch + threads);
     const std::int64_t rows_at_once = kRowsAtOnce / panel_rows_ * panel_rows_;
     for (std::int64_t first = 0; first < rows_; first += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, rows_ - first);
       const std::int64_t panels = ceil_div(rows, panel_rows_);
-      const LeftPanels<Real> left(o_.a, {panels, panel_rows_, depth_, step_}, packed);
+      const LeftPanels<Element> left(o_.a, {panels, panel_rows_, depth_, step_}, packed);
       parallel_for(threads, ceil_div(panels, kPackedPanels), [&](std::int64_t part, int thread) {
         const std::int64_t panel = part * kPackedPanels;
-        left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel), scratch[thread].sums);
+        left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel),
+                  reinterpret_cast<Element*>(scratch[thread].sums));
       });
       const std::int64_t part_panels = ceil_div(panels, ceil_div(panels, kPartRows / panel_rows_));
       const std::int64_t part_rows = part_panels * panel_rows_;
       const std::int64_t row_parts = ceil_div(panels, part_panels);
       const bool few = row_parts * ceil_div(cols_, kPartCols) < 4 * threads;
-      const std::int64_t part_cols = few ? panel_cols<Real>(isa()) : kPartCols;
+      const std::int64_t part_cols = few ? panel_cols<Element>(isa()) : kPartCols;
       const std::int64_t col_parts = ceil_div(cols_, part_cols);
       parallel_for(threads, row_parts * col_parts, [&](std::int64_t part, int thread) {
         const std::int64_t r = part / col_parts * part_rows;
@@ -382,20 +432,24 @@ class PanelProduct {
   }
 
  private:
-  static constexpr std::int64_t kWidth = kMaxCols * 4 / static_cast<std::int64_t>(sizeof(Real));
+  static constexpr std::int64_t kWidth = kMaxCols * 4 / static_cast<std::int64_t>(sizeof(Element));
   static_assert(kPartRows * kPartCols >= kSpreadElements);
+  using Real = SumOf<Element>;
+  template <std::int64_t kRows>
+  using Tile = MultiplyPanels<kRows, Element>;
   // Of a thread: too much for its stack.
   struct Scratch {
-    alignas(64) Real panel[kDepth * kWidth];       // (depth, panel_cols)
+    alignas(64) Element panel[kDepth * kWidth];    // (depth, panel_cols)
     alignas(64) Real scales[kDepth / 8 * kWidth];  // (segments, panel_cols)
     alignas(64) Real sums[kPartRows * kPartCols];  // (rows, kPartCols)
     typename Right::Stage stages[2];
   };
 
-  void multiply(const LeftPanels<Real>& left, std::int64_t first_panel, const PartRange& part, Scratch& scratch) const {
-    const std::int64_t width = panel_cols<Real>(isa());
+  void multiply(const LeftPanels<Element>& left, std::int64_t first_panel, const PartRange& part,
+                Scratch& scratch) const {
+    const std::int64_t width = panel_cols<Element>(isa());
     const std::int64_t panels = ceil_div(part.rows, panel_rows_);
-    Real* const panel = scratch.panel;
+    Element* const panel = scratch.panel;
     Real* const sums = scratch.sums;
     auto& stages = scratch.stages;
     std::fill_n(sums, panels * panel_rows_ * kPartCols, Real{0});
@@ -413,8 +467,8 @@ class PanelProduct {
         right_.stage(terms_of(part, term + step_ + next, count), next, stages[(term / step_ + 1) % 2]);
         next += count;
         right_.prefetch(terms_of(part, term + step_ + next, piece));
-        with_rows<MultiplyPanels>(panel_rows_, FloatTile<Real>{left.panel(first_panel, term), panels, panel, depth,
-                                                               right_.segment(), scale, sums + c});
+        with_rows<Tile>(panel_rows_, FloatTile<Element>{left.panel(first_panel, term), panels, panel, depth,
+                                                        right_.segment(), scale, sums + c});
       }
     }
     write_sums(accumulate_, o_, part, sums);

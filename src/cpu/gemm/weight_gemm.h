@@ -6,7 +6,7 @@
 // integers are exact. A few rows of a stream the weight once, as integers in registers; more rows take it as panels of
 // floats. Both sum in the order of float_panels.h, so a row of y has the same bits either way.
 //
-// `Codec` is NibbleVectors or ByteVectors.
+// `Codec` is NibbleVectors or ByteVectors, or of pairs of bf16 NibblePairs or BytePairs.
 #pragma once
 
 #include "cpu/gemm/weight_panels.h"
@@ -17,19 +17,25 @@ namespace {
 
 // ---- Many rows: panels of floats ----
 
-template <class Real>
+template <template <Isa> class Codec>
+using ElementOf = typename Codec<Isa::baseline>::Element;
+
+template <class Element>
 struct DecodeRun {
   WeightBlock block;
   std::int64_t terms;
   NibbleOrder order;
-  Real* out;  // (terms, width), 16 columns of it
+  Element* out;  // (elements, width), 16 columns of it
   std::int64_t width;
 };
 
 template <template <Isa> class Codec>
 struct DecodeBlock {
+  using Element = ElementOf<Codec>;
+  static constexpr bool kNeedsBf16 = kIsPair<Element>;
+
   template <Isa isa>
-  OCTILE_INLINE static void run(DecodeRun<float> p) {
+  OCTILE_PANEL_INLINE static void run(DecodeRun<Element> p) {
     p.order == NibbleOrder::packed ? decode<isa, NibbleOrder::packed>(p) : decode<isa, NibbleOrder::row>(p);
   }
 
@@ -54,7 +60,7 @@ struct DecodeBlock {
   static constexpr int kLineTerms = Codec<Isa::baseline>::kLineTerms;
 
   template <Isa isa, NibbleOrder kOrder>
-  OCTILE_INLINE static void decode(const DecodeRun<float>& p) {
+  OCTILE_PANEL_INLINE static void decode(const DecodeRun<Element>& p) {
     using V = Codec<isa>;
     for (std::int64_t i = 0; i < kPanelChannels; i += V::kLanes) {
       V codec;
@@ -64,9 +70,9 @@ struct DecodeBlock {
         typename V::Words lanes;
         std::memcpy(&lanes, line, sizeof lanes);
 #pragma GCC unroll 8
-        for (int t = 0; t < kLineTerms; ++t) {
-          codec.template term<kOrder, false>(lanes, t,
-                                             *reinterpret_cast<typename V::Floats*>(p.out + (c + t) * p.width + i));
+        for (int t = 0; t < kLineTerms / kTerms<Element>; ++t) {
+          Element* const out = p.out + (c / kTerms<Element> + t) * p.width + i;
+          codec.template element<kOrder, false>(lanes, t, *reinterpret_cast<typename V::Elements*>(out));
         }
       }
     }
@@ -74,32 +80,33 @@ struct DecodeBlock {
 };
 
 // What PanelProduct takes as its right operand.
-template <class Real, template <Isa> class Codec>
+template <class Element, template <Isa> class Codec>
 class WeightOperand {
  public:
+  using Real = SumOf<Element>;
   struct Stage {};  // nothing: a panel is one run of memory, or soon will be
 
   explicit WeightOperand(const WeightPanels& weight) : weight_(weight) {}
 
-  std::int64_t depth() const { return weight_.depth(); }
-  std::int64_t segment() const { return weight_.segment(); }
+  std::int64_t depth() const { return weight_.depth() / kTerms<Element>; }
+  std::int64_t segment() const { return weight_.segment() / kTerms<Element>; }
   std::int64_t step() const { return std::max<std::int64_t>(128 / segment(), 1) * segment(); }
   void stage(const PanelRange&, std::int64_t, Stage&) const {}
   void prefetch(const PanelRange&) const {}
 
-  const Real* fetch(const Stage&, const PanelRange& range, Real* out, Real* scales) const {
-    const std::int64_t width = panel_cols<Real>(isa());
+  const Real* fetch(const Stage&, const PanelRange& range, Element* out, Real* scales) const {
+    const std::int64_t width = panel_cols<Element>(isa());
     if (range.rows <= width - kPanelChannels) {
-      std::fill_n(out, range.terms * width, Real{0});
+      std::fill_n(out, range.terms * width, Element{0});
       std::fill_n(scales, ceil_div(range.terms, segment()) * width, Real{0});
     }
     WeightPanels::Storage<Codec> storage;
     for (std::int64_t i = 0; i < range.rows; i += kPanelChannels) {
       const std::int64_t panel = (range.row + i) / kPanelChannels;
       for (std::int64_t c = 0; c < range.terms; c += segment()) {
-        const std::int64_t terms = std::min(segment(), range.terms - c);
-        const WeightBlock block = weight_.block(panel, range.term + c, terms, storage.buffer);
-        multiversion<DecodeBlock<Codec>>(DecodeRun<Real>{block, terms, weight_.order(), out + c * width + i, width});
+        const std::int64_t terms = std::min(segment(), range.terms - c) * kTerms<Element>;
+        const WeightBlock block = weight_.block(panel, (range.term + c) * kTerms<Element>, terms, storage.buffer);
+        multiversion<DecodeBlock<Codec>>(DecodeRun<Element>{block, terms, weight_.order(), out + c * width + i, width});
         std::memcpy(scales + c / segment() * width + i, block.scales, kPanelChannels * sizeof(Real));
       }
     }
@@ -126,9 +133,10 @@ constexpr std::int64_t kStreamCols = kMaxStreamPanels * kPanelChannels;
 constexpr std::int64_t kPrefetch = 2048;
 constexpr std::int64_t kScalesAhead = 4;  // groups
 
+template <class Element>
 struct StreamRun {
   WeightBlock panels[kMaxStreamPanels];
-  const float* left;  // (groups * group_depth, rows)
+  const Element* left;  // (elements of groups * group_depth terms, rows)
   std::int64_t groups, group_depth;
   NibbleOrder order;
   float* sums;               // (rows, kStreamCols)
@@ -138,8 +146,11 @@ struct StreamRun {
 
 template <std::int64_t kRows, template <Isa> class Codec>
 struct StreamPanels {
+  using Element = ElementOf<Codec>;
+  static constexpr bool kNeedsBf16 = kIsPair<Element>;
+
   template <Isa isa>
-  OCTILE_INLINE static void run(StreamRun p) {
+  OCTILE_PANEL_INLINE static void run(StreamRun<Element> p) {
     if constexpr (kRows <= stream_rows(isa)) {
       if constexpr (Codec<isa>::kLineTerms == 4) {
         stream<isa, NibbleOrder::packed, false>(p);
@@ -154,16 +165,18 @@ struct StreamPanels {
 
  private:
   template <Isa isa, NibbleOrder kOrder, bool kZeroPoints>
-  OCTILE_INLINE static void stream(const StreamRun& p) {
+  OCTILE_PANEL_INLINE static void stream(const StreamRun<Element>& p) {
     using V = Codec<isa>;
-    using Floats = typename V::Floats;
+    using Elements = typename V::Elements;
+    using Sums = typename V::Sums;
     constexpr int kLineTerms = V::kLineTerms;
+    constexpr int kLineElements = kLineTerms / kTerms<Element>;
     constexpr std::int64_t kVectors = kPanelChannels / V::kLanes;  // of a panel
     constexpr std::int64_t kAll = stream_panels(isa, kRows) * kVectors;
     V codecs[kZeroPoints ? kAll : 1];
     if (!kZeroPoints) codecs[0].set(nullptr);
-    constexpr bool kLookUp = !kZeroPoints && kRows <= 4;
-    const float* left = p.left;
+    constexpr bool kLookUp = !kZeroPoints && (kRows <= 4 || kIsPair<Element>);
+    const Element* left = p.left;
     std::int64_t at = 0;  // bytes into each panel
     const std::int64_t near = p.groups * p.group_depth / kLineTerms * kPanelLine - kPrefetch;
     for (std::int64_t group = 0; group < p.groups; ++group) {
@@ -177,7 +190,7 @@ struct StreamPanels {
         codecs[i].set(p.panels[i / kVectors].zero_points + group * kPanelChannels + i % kVectors * V::kLanes);
       }
       for (std::int64_t first = 0; first < p.group_depth; first += kDepth) {
-        Floats sum[kRows][kAll] = {};
+        Sums sum[kRows][kAll] = {};
         const std::int64_t ahead = kPrefetch + (at < near ? 0 : p.next);
         for (std::int64_t end = at + std::min(kDepth, p.group_depth - first) / kLineTerms * kPanelLine; at < end;
              at += kPanelLine) {
@@ -188,33 +201,33 @@ struct StreamPanels {
             std::memcpy(&lanes[i], line, sizeof lanes[i]);
           }
 #pragma GCC unroll 8
-          for (int t = 0; t < kLineTerms; ++t) {
+          for (int t = 0; t < kLineElements; ++t) {
             // One after the other, so that arithmetic goes on while they wait for a place.
-            for (int i = t; i < kAll / kVectors; i += kLineTerms) __builtin_prefetch(p.panels[i].lines + at + ahead);
-            Floats w[kAll];
+            for (int i = t; i < kAll / kVectors; i += kLineElements) __builtin_prefetch(p.panels[i].lines + at + ahead);
+            Elements w[kAll];
 #pragma GCC unroll 8
             for (int i = 0; i < kAll; ++i) {
-              codecs[kZeroPoints ? i : 0].template term<kOrder, kLookUp>(lanes[i], t, w[i]);
+              codecs[kZeroPoints ? i : 0].template element<kOrder, kLookUp>(lanes[i], t, w[i]);
             }
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {
-              const Floats x = left[t * kRows + r] - Floats{};
+              const Elements x = left[t * kRows + r] - Elements{};
 #pragma GCC unroll 8
-              for (int i = 0; i < kAll; ++i) sum[r][i] += x * w[i];
+              for (int i = 0; i < kAll; ++i) Products<Element>::add(x, w[i], sum[r][i]);
             }
           }
-          left += kLineTerms * kRows;
+          left += kLineElements * kRows;
         }
 #pragma GCC unroll 8
         for (int i = 0; i < kAll; ++i) {
-          Floats scale;
+          Sums scale;
           std::memcpy(&scale,
                       static_cast<const float*>(p.panels[i / kVectors].scales) + group * kPanelChannels +
                           i % kVectors * V::kLanes,
                       sizeof scale);
 #pragma GCC unroll 12
           for (int r = 0; r < kRows; ++r) {
-            auto* sums = reinterpret_cast<Floats*>(p.sums + r * kStreamCols + i * V::kLanes);
+            auto* sums = reinterpret_cast<Sums*>(p.sums + r * kStreamCols + i * V::kLanes);
             *sums = *sums + sum[r][i] * scale;
           }
         }
@@ -242,15 +255,18 @@ struct StreamOf {
 
 template <template <Isa> class Codec>
 void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& weight, void* workspace) {
+  using Element = ElementOf<Codec>;
   const std::int64_t rows = o.y.rows();
   const std::int64_t depth = weight.depth();
   const PackedLayout& layout = weight.layout();
   const std::int64_t tiles = ceil_div(rows, stream_rows(isa()));
   const std::int64_t tile_rows = ceil_div(rows, tiles);
-  const int threads = panel_threads(p.threads, rows, p.n, depth);
+  const std::int64_t elements = depth / kTerms<Element>;
+  const int threads = panel_threads(p.threads, rows, p.n, elements);
   auto* const scratch = static_cast<StreamScratch<Codec>*>(workspace);
-  const LeftPanels<float> left(o.a, {tiles, tile_rows, depth, depth}, reinterpret_cast<float*>(scratch + threads));
-  left.pack(0, 0, tiles, scratch->sums);
+  const LeftPanels<Element> left(o.a, {tiles, tile_rows, elements, elements},
+                                 reinterpret_cast<Element*>(scratch + threads));
+  left.pack(0, 0, tiles, reinterpret_cast<Element*>(scratch->sums));
   const std::int64_t part_panels = stream_panels(isa(), tile_rows);
   const std::int64_t segment = weight.segment();
   const std::int64_t step = weight.packed() ? depth : kDepth / segment * segment;
@@ -261,7 +277,7 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
     for (std::int64_t term = 0; term < depth; term += step) {
       const std::int64_t terms = std::min(step, depth - term);
       const std::int64_t run_depth = weight.packed() ? layout.group_depth : std::min(segment, terms);
-      StreamRun run{{}, nullptr, terms / run_depth, run_depth, weight.order(), nullptr, 0, 0};
+      StreamRun<Element> run{{}, nullptr, terms / run_depth, run_depth, weight.order(), nullptr, 0, 0};
       if (weight.packed()) {
         run.next = (part_panels - 1) * layout.panel_bytes;
         run.next_scales = (part_panels - 1) * layout.groups;
@@ -270,7 +286,7 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
         run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i].buffer);
       }
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        run.left = left.panel(tile, term);
+        run.left = left.panel(tile, term / kTerms<Element>);
         run.sums = sums + tile * tile_rows * kStreamCols;
         with_rows<StreamOf<Codec>::template Rows>(tile_rows, run);
       }
@@ -280,19 +296,23 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
   });
 }
 
-template <class Real, template <Isa> class Codec>
-using WeightProduct = PanelProduct<Real, WeightOperand<Real, Codec>>;
+template <class Element, template <Isa> class Codec>
+using WeightProduct = PanelProduct<Element, WeightOperand<Element, Codec>>;
 
 template <template <Isa> class Codec>
 void multiply_weight(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   const WeightPanels weight(p, o);
   void* const workspace = launch.workspace.data;
-  if (p.scale == DType::f64) {
-    const WeightOperand<double, Codec> right(weight);
-    WeightProduct<double, Codec>(p, o, right).run(p.threads, workspace);
-  } else if (o.y.rows() > kMaxStreamTiles * stream_rows(isa())) {
-    const WeightOperand<float, Codec> right(weight);
-    WeightProduct<float, Codec>(p, o, right).run(p.threads, workspace);
+  using Element = ElementOf<Codec>;
+  if constexpr (!kIsPair<Element>) {
+    if (p.scale == DType::f64) {
+      const WeightOperand<double, Codec> right(weight);
+      return WeightProduct<double, Codec>(p, o, right).run(p.threads, workspace);
+    }
+  }
+  if (o.y.rows() > kMaxStreamTiles * stream_rows(isa())) {
+    const WeightOperand<Element, Codec> right(weight);
+    WeightProduct<Element, Codec>(p, o, right).run(p.threads, workspace);
   } else {
     stream<Codec>(p, o, weight, workspace);
   }
@@ -300,12 +320,15 @@ void multiply_weight(const GemmProblem& p, const GemmOperands& o, const Launch& 
 
 template <template <Isa> class Codec>
 std::size_t weight_workspace(const GemmProblem& p) {
+  using Element = ElementOf<Codec>;
   const PackedLayout layout = packed_layout(p);
-  const std::int64_t depth = layout.groups * layout.group_depth;
-  if (p.scale == DType::f64) return WeightProduct<double, Codec>::workspace(p, depth);
+  const std::int64_t depth = layout.groups * layout.group_depth / kTerms<Element>;
+  if constexpr (!kIsPair<Element>) {
+    if (p.scale == DType::f64) return WeightProduct<double, Codec>::workspace(p, depth);
+  }
   const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
   return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch<Codec>),
-                  WeightProduct<float, Codec>::workspace(p, depth));
+                  WeightProduct<Element, Codec>::workspace(p, depth));
 }
 
 }  // namespace

@@ -33,11 +33,13 @@ template <Isa isa>
 struct NibbleVectors {
   static constexpr int kLineTerms = 8;
   static constexpr std::int64_t kLanes = vector_bytes(isa) / 4;
-  typedef float Floats __attribute__((vector_size(vector_bytes(isa))));
+  using Element = float;
+  typedef float Elements __attribute__((vector_size(vector_bytes(isa))));
+  using Sums = Elements;
   typedef std::uint32_t Words __attribute__((vector_size(vector_bytes(isa))));
 
-  Floats offset[kNibblePlaces];  // what is subtracted at each place: its value + 8 + z
-  Floats table;                  // -8 .. 7, for kLookUp
+  Elements offset[kNibblePlaces];  // what is subtracted at each place: its value + 8 + z
+  Elements table;                  // -8 .. 7, for kLookUp
 
   // zero_points: 8 + z, null for 8.
   OCTILE_INLINE void set(const std::uint8_t* zero_points) {
@@ -47,9 +49,9 @@ struct NibbleVectors {
       z[lane] = zero_points ? zero_points[lane] : 8.0f;
       ramp[lane] = static_cast<float>(lane - 8);
     }
-    table = *reinterpret_cast<const Floats*>(ramp);
+    table = *reinterpret_cast<const Elements*>(ramp);
     for (int place = 0; place < kNibblePlaces; ++place) {
-      offset[place] = *reinterpret_cast<const Floats*>(z) + place_value(place);
+      offset[place] = *reinterpret_cast<const Elements*>(z) + place_value(place);
     }
   }
 
@@ -57,7 +59,7 @@ struct NibbleVectors {
   // wide vector. kLookUp: there are no zero points, and a permutation may take the float out of a register that holds
   // them all. It does so for half of the terms, which spreads the work best over Zen 5's units (1.3x for one row).
   template <NibbleOrder kOrder, bool kLookUp>
-  OCTILE_INLINE void term(const Words& lanes, int t, Floats& value) const {
+  OCTILE_INLINE void element(const Words& lanes, int t, Elements& value) const {
     const int bit = nibble_bit(kOrder, t);
     const int place = place_of(bit);
     const Words shifted = lanes >> (bit - 8 * place);
@@ -68,7 +70,7 @@ struct NibbleVectors {
       }
     }
     const Words nibble = shifted & (15u << 8 * place);
-    value = reinterpret_cast<Floats>(nibble | std::bit_cast<std::uint32_t>(place_value(place))) - offset[place];
+    value = reinterpret_cast<Elements>(nibble | std::bit_cast<std::uint32_t>(place_value(place))) - offset[place];
   }
 
  private:
@@ -92,15 +94,17 @@ template <Isa isa>
 struct ByteVectors {
   static constexpr int kLineTerms = 4;
   static constexpr std::int64_t kLanes = vector_bytes(isa) / 4;
-  typedef float Floats __attribute__((vector_size(vector_bytes(isa))));
+  using Element = float;
+  typedef float Elements __attribute__((vector_size(vector_bytes(isa))));
+  using Sums = Elements;
   typedef std::uint32_t Words __attribute__((vector_size(vector_bytes(isa))));
 
   OCTILE_INLINE void set(const std::uint8_t*) {}
 
   template <NibbleOrder, bool>
-  OCTILE_INLINE void term(const Words& lanes, int t, Floats& value) const {
+  OCTILE_INLINE void element(const Words& lanes, int t, Elements& value) const {
     const Words mantissa = (lanes >> (8 * t) & 255u) ^ std::bit_cast<std::uint32_t>(0x1p23f + 128);  // q + 128
-    value = reinterpret_cast<Floats>(mantissa) - (0x1p23f + 128);
+    value = reinterpret_cast<Elements>(mantissa) - (0x1p23f + 128);
   }
 };
 
