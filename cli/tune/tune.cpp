@@ -34,7 +34,7 @@ file, one for each model of device and version of the library:
 Plans follow it by themselves. The kernels of a product with int8 activations (w8a8, w4a8) all
 give the same bits, so tuning changes nothing but the time. Those of w8a16 and w4a16 on a GPU
 add floats in orders of their own: plans follow such choices only from a file that OCTILE_TUNING
-names. A CPU has one kernel for each of the two, and nothing to choose.
+names. On a CPU the type of X decides, and there is nothing to choose.
 
 A shape is M x K x N: the batch, IN, OUT. A choice holds for batches above half its own too:
 that for 64 rows serves 33 to 64, unless one for fewer of them is there. Without --shape and the

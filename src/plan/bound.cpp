@@ -22,6 +22,8 @@ double max_error(Bound bound, const SumFacts& f) {
     const double e = static_cast<double>(f.terms + 4) * u;
     return e / (1 - e) * f.offset_magnitude;
   }
+  // A subnormal value of a is lost, below 2^-126 times an integer up to 128, and one such sum a term.
+  if (bound == Bound::flushed_sum) return sum + 0x1p-118 * static_cast<double>(f.terms) * f.max_scale;
   const bool f16 = f.a == DType::f16;
   if (bound == Bound::sum || (!f16 && f.a != DType::bf16)) return sum;
   if (bound == Bound::rounded_weight && !f.several_scales) return sum;
@@ -49,6 +51,7 @@ std::string in_words(Bound bound, const BoundText& t) {
                    "; where X is infinite, NaN");
   }
   std::string text = message("(", t.terms, " + 3) * ", u, " * the sum of the terms' magnitudes", end);
+  if (bound == Bound::flushed_sum) return message(text, "; and 2^-118 * ", t.terms, " * the row's largest scale");
   const bool f16 = t.a == DType::f16;
   if (bound == Bound::sum || (!f16 && t.a != DType::bf16)) return text;
   if (bound == Bound::rounded_weight && !t.several_scales) return text;

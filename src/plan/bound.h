@@ -13,6 +13,7 @@ namespace octile {
 enum class Bound : std::uint8_t {
   exact,           // every rounding is in the contract: bit for bit
   sum,             // floats are added in some order
+  flushed_sum,     // the same, and what is subnormal in a bf16 a, or in a sum before it is scaled, counts as zero
   rounded_weight,  // the same, and where a row of b has several scales, (q - z) s is first rounded to a's 16-bit type
   rounded_scale,   // the same, and a value of b times its scale, along the contraction, is rounded to a's 16-bit type
   offset_weight,   // a s times q + 8 or q + 24 is added up, and what was added and z are taken off with the sum of a

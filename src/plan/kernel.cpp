@@ -143,7 +143,10 @@ std::vector<KernelInfo> kernels() {
           if (other.b.type == DType::s8) other.b = WeightFormat::s8_group;
           other.k = other.b.group;
         },
-        [](GemmProblem& other) { other.b_packed = is_packed(other.b.type); });
+        [](GemmProblem& other) { other.b_packed = is_packed(other.b.type); },
+        [](GemmProblem& other) {
+          if (is_float(other.a)) other.a = DType::bf16;
+        });
   }
   return rows;
 }
