@@ -22,12 +22,12 @@ from turns import Peer, environment
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "peers" / "decoder"
 REFERENCE = "torch f32"
-OURS, COMPILED, DECODING = ("octile w8a8", "octile w4a8", "octile w4a16"), " compiled", " decoding"
+OURS, COMPILED, DECODING = ("octile w8a8", "octile w4a8", "octile w4a16", "octile w4a16 bf16"), " compiled", " decoding"
 PEERS = ("torch bf16", "torchao int8", "torchao int4")
 CONTENDERS = (*OURS, *(name + DECODING for name in OURS), *PEERS, *(name + COMPILED for name in PEERS))
 CONTENDERS += ("llama.cpp Q8_0", "llama.cpp Q4_0")
 # Of each of ours the one to be compared with.
-AGAINST = {"octile w8a8": "llama.cpp Q8_0", "octile w4a8": "llama.cpp Q4_0", "octile w4a16": "llama.cpp Q4_0"}
+AGAINST = {"octile w8a8": "llama.cpp Q8_0", "octile w4a8": "llama.cpp Q4_0", "octile w4a16": "llama.cpp Q4_0", "octile w4a16 bf16": "llama.cpp Q4_0"}
 
 
 def parse_arguments(argv=None):
