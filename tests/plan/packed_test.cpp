@@ -363,6 +363,30 @@ TEST(W8A8, WeightsInGroupsOnEveryInstructionSet) {
   cpu::isa_ceiling = cpu::Isa::amx;
 }
 
+// A packed weight of a little more than a megabyte: some kernels then go along one panel at a time. 129 lines are an
+// odd number, and 129 panels no multiple of a tile's.
+TEST(W4A8, ARowAloneTimesALargeWeightOnEveryInstructionSet) {
+  for (const std::int64_t group : {0, 32, 128}) {
+    for (const bool zero_point : {false, true}) {
+      LinearDescription d{.m = 1, .n = 2053, .k = group == 0 ? 1032 : 1024, .packed_weight = true, .bias = true};
+      d.weight = WeightFormat::s4_group;
+      d.weight.group = group;
+      d.weight.zero_point = zero_point;
+      Layer layer(d, Random(14));
+      oracle::linear(d, layer.args(layer.expected.data()));
+      for (int i = 0; i < cpu::kIsaCount; ++i) {
+        cpu::isa_ceiling = static_cast<cpu::Isa>(i);
+        const LinearPlan plan = LinearPlan::select(d);
+        const Buffer bytes = packed_by(plan, layer);
+        run(plan, layer.packed_args(bytes.get(), plan.packed_weight_size()));
+        EXPECT_EQ(std::memcmp(layer.y.data(), layer.expected.data(), layer.y.size() * sizeof(float)), 0)
+            << plan.sku() << ", group " << group << (zero_point ? ", zero points" : "");
+      }
+    }
+  }
+  cpu::isa_ceiling = cpu::Isa::amx;
+}
+
 // Per tensor, per channel and in groups, packed and not, a few rows and many, within the bound of a float sum.
 TEST(W8A16, EveryGranularityOnEveryInstructionSet) {
   for (const WeightFormat& weight :

@@ -473,6 +473,8 @@ class Multiplication {
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
     run.sums_stride = s.sums_stride;
+    run.one_panel = packed_ && kernel_.one_panel_bytes > 0 &&
+                    ceil_div(p_.cols, kPanelChannels) * panel_bytes_ >= kernel_.one_panel_bytes;
     for (std::int64_t term = 0; term < depth; term += block) {
       run.depth = std::min(block, depth - term);
       run.accumulate = term > 0;

@@ -72,6 +72,7 @@ struct TileRun {
   std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
   int later_panels;            // so many of them, 1 or 2
   bool whole;                  // `depth` is all of a panel, behind which the next one lies
+  bool one_panel;              // at a time, for a row alone
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
   GroupRun group;
 };
@@ -137,6 +138,9 @@ struct PanelKernel {
   // and y is finished tile by tile, by the tile itself or from sums that are still in the L1 cache. 0: tiles of `rows`,
   // and parts whose rows of y are long.
   int stream_rows = 0;
+  // A packed weight of so many bytes or more is more likely in memory than in a cache: a row alone then goes along one
+  // panel after the other, as memory is read faster than in several streams. 0: never.
+  std::int64_t one_panel_bytes = 0;
   bool finishes = false;                            // knows what `TileRun::finish` means
   void (*dot)(const DotRun&) = nullptr;             // null: a part packs what it needs of a weight that is not packed
   int dot_rows = 0;                                 // so does one of more rows
@@ -197,9 +201,11 @@ void run_row_steps(const TileRun& run) {
   constexpr int kStep = Tile::kSteps[kIndex];
   const int end = run.panels * Tile::kColSteps;
   int j = 0;
-  for (; j + kStep <= end; j += kStep) Tile::template run<kIndex + 1, kStep>(run, j);
-  if constexpr (kStep > 2 * Tile::kColSteps) {
-    for (; j + kStep / 2 <= end; j += kStep / 2) Tile::template run<kIndex + 1, kStep / 2>(run, j);
+  if (kIndex > 0 || !run.one_panel) {
+    for (; j + kStep <= end; j += kStep) Tile::template run<kIndex + 1, kStep>(run, j);
+    if constexpr (kStep > 2 * Tile::kColSteps) {
+      for (; j + kStep / 2 <= end; j += kStep / 2) Tile::template run<kIndex + 1, kStep / 2>(run, j);
+    }
   }
   if constexpr (kStep > Tile::kColSteps) {
     for (; j < end; j += Tile::kColSteps) Tile::template run<kIndex + 1, Tile::kColSteps>(run, j);

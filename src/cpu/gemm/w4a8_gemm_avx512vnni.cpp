@@ -17,6 +17,7 @@ struct Terms {
 
   template <int rows, int panels>
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
+    if constexpr (rows * panels == 1) return multiply_one(run, at, sum[0][0]);
     const __m512i low = _mm512_set1_epi8(15);
     const std::uint8_t* right[panels];
 #pragma GCC unroll 8
@@ -45,6 +46,33 @@ struct Terms {
         }
       }
     }
+  }
+
+ private:
+  static constexpr std::int64_t kOneAhead = 8192;
+
+  // One row times one panel: four chains of products.
+  OCTILE_TILE_INLINE static void multiply_one(const TileRun& run, const TileOperands& at, __m512i& sum) {
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512i chains[2][2] = {{sum, _mm512_setzero_si512()}, {_mm512_setzero_si512(), _mm512_setzero_si512()}};
+    const std::int64_t ahead = kOneAhead;
+    const std::uint8_t* left = at.a;
+    const std::uint8_t* right = at.b;
+    const auto add_line = [&](__m512i(&chain)[2]) OCTILE_TILE {
+      _mm_prefetch(right + ahead, _MM_HINT_T0);
+      const __m512i line = _mm512_loadu_si512(right);
+      chain[0] = _mm512_dpbusd_epi32(chain[0], _mm512_and_si512(line, low), broadcast(left));
+      chain[1] = _mm512_dpbusd_epi32(chain[1], _mm512_and_si512(line >> 4, low), broadcast(left + kLaneBytes));
+      left += kS4Depth;
+      right += kPanelLine;
+    };
+    std::int64_t lines = run.depth / kS4Depth;
+    for (; lines > 1; lines -= 2) {
+      add_line(chains[0]);
+      add_line(chains[1]);
+    }
+    if (lines > 0) add_line(chains[0]);
+    sum = _mm512_add_epi32(_mm512_add_epi32(chains[0][0], chains[0][1]), _mm512_add_epi32(chains[1][0], chains[1][1]));
   }
 };
 
@@ -161,6 +189,7 @@ void group_dot(const GroupDotRun& run) {
 constexpr PanelKernel kKernel = [] {
   PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::plain);
   kernel.group_dot = group_dot;
+  kernel.one_panel_bytes = std::int64_t{1} << 20;
   return kernel;
 }();
 
