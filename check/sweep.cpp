@@ -219,8 +219,10 @@ std::string Sweep::try_everywhere(RowResult& row, const Trial& trial) {
   constexpr double kOutgrown = 0, kFitting = 1e9;  // cache sizes: outputs are written around the caches, or through
   for (int i = 0; i < cpu::kIsaCount; ++i) {
     const auto isa = static_cast<cpu::Isa>(i);
-    // Rows for avx512bf16 run at no narrower one, and no portable row is compiled for it.
-    if (!cpu::machine_has(isa) || matches(row.info.name, "avx512bf16") != (isa == cpu::Isa::avx512bf16)) continue;
+    // Rows for one instruction set run at no narrower one. No portable row is compiled for avx512bf16.
+    const bool portable = matches(row.info.name, "portable");
+    if (!cpu::machine_has(isa)) continue;
+    if (portable ? isa == cpu::Isa::avx512bf16 : !matches(row.info.name, cpu::name(isa))) continue;
     const Override ceiling(cpu::isa_ceiling, isa);
     std::vector<std::vector<std::byte>> first;
     for (const int threads : kThreads) {

@@ -206,6 +206,10 @@ std::string text(const Shape& shape) {
   return joined;
 }
 
+bool takes_bf16_alone(const KernelInfo& row) {
+  return row.operation.ends_with("a16_gemm") && (row.name.ends_with("_avx512bf16") || row.name.ends_with("_amx"));
+}
+
 template <class Cases>
 std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& row, const std::vector<Shape>& shapes,
                                         DType dtype) {
@@ -216,7 +220,7 @@ std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& ro
     known = true;
     if (c.sizes == mkn && dtype != DType::f32) continue;
     const bool of_bf16 = std::string_view(c.title).find("_bf16") != std::string_view::npos;
-    if (of_bf16 != row.name.ends_with("_avx512bf16")) continue;
+    if (of_bf16 != takes_bf16_alone(row)) continue;
     for (const Shape& requested : shapes.empty() ? c.shapes : std::span(shapes)) {
       const Shape shape = kept(requested, c.sizes);
       const std::string title = c.title;

@@ -82,12 +82,14 @@ struct alignas(64) TileConfiguration {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
 };
 
-// Four tiles of sums, each three times a step: 12 products of (16, 64) by (64, 16).
-OCTILE_FOR("amx-tile,amx-int8") void tiles(std::int64_t steps) {
+// Four tiles of sums, each three times a step: 12 products of (16, 64) by (64, 16) s8, or half as many terms of bf16.
+template <bool kBf16>
+OCTILE_FOR("amx-tile,amx-int8,amx-bf16")
+void tiles(std::int64_t steps) {
   static constexpr TileConfiguration kConfiguration;
   alignas(64) static const std::array<std::int8_t, 1024> values = [] {
     std::array<std::int8_t, 1024> v{};
-    v.fill(93);
+    v.fill(kBf16 ? 0x3f : 93);  // 0x3f3f: 0.75
     return v;
   }();
   _tile_loadconfig(&kConfiguration);
@@ -95,17 +97,24 @@ OCTILE_FOR("amx-tile,amx-int8") void tiles(std::int64_t steps) {
   _tile_loadd(5, values.data(), 64);
   for (; steps > 0; --steps) {
     for (int i = 0; i < 3; ++i) {
-      _tile_dpbssd(0, 4, 5);
-      _tile_dpbssd(1, 4, 5);
-      _tile_dpbssd(2, 4, 5);
-      _tile_dpbssd(3, 4, 5);
+      if constexpr (kBf16) {
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_dpbf16ps(3, 4, 5);
+      } else {
+        _tile_dpbssd(0, 4, 5);
+        _tile_dpbssd(1, 4, 5);
+        _tile_dpbssd(2, 4, 5);
+        _tile_dpbssd(3, 4, 5);
+      }
     }
   }
   _tile_release();
 }
 
 constexpr Route kInt8Routes[] = {
-    {"tdpbssd", cpu::Isa::amx, per_step(16 * 16 * 64), tiles},
+    {"tdpbssd", cpu::Isa::amx, per_step(16 * 16 * 64), tiles<false>},
     {"vpdpbusd zmm", cpu::Isa::avx512vnni, per_step(64), dot_512},
     {"vpdpbusd ymm", cpu::Isa::avxvnni, per_step(32), dot_256},
     {"vpmaddwd + vpaddd zmm", cpu::Isa::avx512, per_step(32), pairs_512},
@@ -118,8 +127,11 @@ constexpr Route kFloatRoutes[] = {
     {"vfmadd231ps ymm", cpu::Isa::avx2, per_step(8), fused_256},
     {"mulps + addps xmm", cpu::Isa::baseline, per_step(4), product_128},
 };
-constexpr Route kBf16Instruction[] = {{"vdpbf16ps zmm", cpu::Isa::avx512bf16, per_step(32), bf16_512}};
-constexpr std::span<const Route> kBf16Routes = kBf16Instruction;
+constexpr Route kBf16Instructions[] = {
+    {"tdpbf16ps", cpu::Isa::amx, per_step(16 * 16 * 32), tiles<true>},
+    {"vdpbf16ps zmm", cpu::Isa::avx512bf16, per_step(32), bf16_512},
+};
+constexpr std::span<const Route> kBf16Routes = kBf16Instructions;
 
 #elif defined(__aarch64__)
 

@@ -65,7 +65,7 @@ constexpr Feature kFeatures[] = {
     {"avx512_vnni", 7, 0, &Registers::ecx, 11, kZmm},  {"avx_vnni", 7, 1, &Registers::eax, 4, kYmm},
     {"avx512_bf16", 7, 1, &Registers::eax, 5, kZmm},   {"avx512_fp16", 7, 0, &Registers::edx, 23, kZmm},
     {"avx_vnni_int8", 7, 1, &Registers::edx, 4, kYmm}, {"amx_tile", 7, 0, &Registers::edx, 24, kTiles},
-    {"amx_int8", 7, 0, &Registers::edx, 25, kTiles},
+    {"amx_int8", 7, 0, &Registers::edx, 25, kTiles},   {"amx_bf16", 7, 0, &Registers::edx, 22, kTiles},
 };
 
 std::vector<Isa> usable_isas() {

@@ -29,7 +29,9 @@ namespace octile::cpu {
   ROW(w4a8_gemm_avx512vnni) \
   ROW(w4a8_gemm_amx) \
   ROW(w8a16_gemm_avx512bf16) \
-  ROW(w4a16_gemm_avx512bf16)
+  ROW(w8a16_gemm_amx) \
+  ROW(w4a16_gemm_avx512bf16) \
+  ROW(w4a16_gemm_amx)
 #elif defined(__aarch64__)
 #define ISA_ROWS(ROW) \
   ROW(w8a8_gemm_neon) \

@@ -22,7 +22,7 @@ double max_error(Bound bound, const SumFacts& f) {
     const double e = static_cast<double>(f.terms + 4) * u;
     return e / (1 - e) * f.offset_magnitude;
   }
-  // A subnormal value of a is lost, below 2^-126 times an integer up to 128, and one such sum a term.
+  // A subnormal value of a is lost, below 2^-126 times an integer up to 128, and up to three such sums a term.
   if (bound == Bound::flushed_sum) return sum + 0x1p-118 * static_cast<double>(f.terms) * f.max_scale;
   const bool f16 = f.a == DType::f16;
   if (bound == Bound::sum || (!f16 && f.a != DType::bf16)) return sum;

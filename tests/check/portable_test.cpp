@@ -1,6 +1,6 @@
 // The portable rows, which run at every instruction set: each of this machine's, with 1, 2 and 7 threads, must give the
-// oracle's bits, and float sums the same bits with any number of threads and for a row alone. So must the rows for
-// AVX-512 BF16.
+// oracle's bits, and float sums the same bits with any number of threads and for a row alone. So must the rows of
+// bf16 for AVX-512 BF16 and AMX.
 #include <gtest/gtest.h>
 
 #include "check/sweep.h"
@@ -42,7 +42,8 @@ INSTANTIATE_TEST_SUITE_P(Kernels, PortableTest,
                                          "dequantize_backward_portable", "fake_quantize_portable",
                                          "fake_quantize_backward_portable", "prologue_quantize_portable",
                                          "w8a8_gemm_portable", "w8a16_gemm_portable", "w4a16_gemm_portable",
-                                         "column_sum_portable", "w8a16_gemm_avx512bf16", "w4a16_gemm_avx512bf16"),
+                                         "column_sum_portable", "w8a16_gemm_avx512bf16", "w4a16_gemm_avx512bf16",
+                                         "w8a16_gemm_amx", "w4a16_gemm_amx"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

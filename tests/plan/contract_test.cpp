@@ -40,11 +40,16 @@ std::vector<std::string> arches() {
 const std::set<std::string> kOwnArches = {"reference",  "portable", "avx2", "avxvnni",
                                           "avx512vnni", "amx",      "neon", "i8mm"};
 
+bool multiplies_floats(const LinearDescription& d) { return d.activation == Activation::none; }
+bool multiplies_floats(const LinearBackwardDescription& d) {
+  return d.dx == Product::dequantized || d.dw == Product::dequantized;
+}
+
 // Of another arch, which may be a single new row (docs/how-to/add-kernel.md): why its rows reject a problem, "" if they
-// do not. Always "" for the library's own.
+// do not. Always "" for the library's own, but for AMX's rows of floats, which take bf16 alone.
 template <class Plan = LinearPlan, class Description>
 std::string rejection(const std::string& arch, Description description) {
-  if (kOwnArches.count(arch) != 0) return "";
+  if (kOwnArches.count(arch) != 0 && !(arch == "amx" && multiplies_floats(description))) return "";
   description.kernel = arch;
   try {
     Plan::select(description);

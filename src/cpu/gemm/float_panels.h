@@ -8,7 +8,8 @@
 // compiled with -ffp-contract=fast), so the bits do depend on the instruction set.
 //
 // Panels hold elements: a float, a double, or a pair of bf16 (bf16_pairs.h), which is two terms. A file for one
-// instruction set defines OCTILE_PANEL_INLINE first, so that the innermost loops may use its intrinsics.
+// instruction set defines OCTILE_PANEL_INLINE first, so that the innermost loops may use its intrinsics. Panels are
+// multiplied by a `Tile`: VectorTile, or AmxTile (bf16_tiles.h).
 #pragma once
 
 #include <cstring>
@@ -45,11 +46,12 @@ struct Products {
   }
 };
 
-inline constexpr std::int64_t kDepth = 256;     // terms, and elements, of a panel of right, at most
-inline constexpr std::int64_t kMaxRows = 12;    // of a tile, on any machine
-inline constexpr std::int64_t kMaxCols = 32;    // of a panel of right
-inline constexpr std::int64_t kPartRows = 264;  // rows of left that use a panel of right once it is float
-inline constexpr std::int64_t kPartCols = 64;   // a line of s8; left comes from far only once for all of them
+inline constexpr std::int64_t kDepth = 256;        // terms, and elements, of a panel of right, at most
+inline constexpr std::int64_t kMaxRows = 12;       // of a tile of vectors, on any machine
+inline constexpr std::int64_t kMaxPanelRows = 16;  // of left, on any machine
+inline constexpr std::int64_t kMaxCols = 32;       // of a panel of right
+inline constexpr std::int64_t kPartRows = 264;     // rows of left that use a panel of right once it is float
+inline constexpr std::int64_t kPartCols = 64;      // a line of s8; left comes from far only once for all of them
 inline constexpr std::int64_t kMaxPartCols = 128;
 inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
 inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a L1 cache
@@ -146,9 +148,9 @@ struct SpreadRows {
 };
 
 // The float operand, (rows, k), contiguous along either (for pairs along k), packed: for each `step` terms, panels of
-// (step, panel_rows), so that what the tiles of a part read lies in one piece. Zero beyond the last row and the last
-// term. Terms are counted in elements.
-template <class Element>
+// (step / kRun, panel_rows, kRun), so that what the tiles of a part read lies in one piece. Zero beyond the last row
+// and the last term. Terms are counted in elements.
+template <class Element, std::int64_t kRun = 1>
 class LeftPanels {
  public:
   struct Shape {
@@ -162,7 +164,7 @@ class LeftPanels {
   };
 
   LeftPanels(const ConstTensor& t, const Shape& shape, Element* packed)
-      : t_(t), cols_(ceil_div(t.cols(), kTerms<Element>)), shape_(shape), packed_(packed) {}
+      : t_(t), cols_(ceil_div(t.cols(), kTerms<Element> * kRun) * kRun), shape_(shape), packed_(packed) {}
 
   const Element* panel(std::int64_t panel, std::int64_t term) const { return packed_ + shape_.at(panel, term); }
 
@@ -174,7 +176,9 @@ class LeftPanels {
       const std::int64_t end = std::min(term + shape_.step, shape_.depth);
       for (std::int64_t c = term; c < std::min(end, cols_); c += kPackedTerms) {
         const Terms terms{c, std::min({kPackedTerms, end - c, cols_ - c})};
-        if constexpr (kIsPair<Element>) {
+        if constexpr (kRun > 1) {
+          copy(row, rows, terms, first);
+        } else if constexpr (kIsPair<Element>) {
           transpose(row, rows, terms, first);
         } else {
           t_.strides[1] == 1 ? transpose(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
@@ -196,7 +200,7 @@ class LeftPanels {
   const Element* elements(std::int64_t row, Terms terms, Element* buffer) const {
     const std::int64_t at = row * t_.strides[0] + terms.first * kTerms<Element>;
     if constexpr (kIsPair<Element>) {
-      buffer[terms.count - 1] = 0;
+      std::fill_n(buffer + terms.count - kRun, kRun, Element{0});
       const auto count = static_cast<std::size_t>(std::min(2 * terms.count, t_.cols() - 2 * terms.first));
       std::memcpy(buffer, static_cast<const std::uint16_t*>(t_.data) + at, count * sizeof(std::uint16_t));
       return buffer;
@@ -219,6 +223,23 @@ class LeftPanels {
         }
       }
       with_rows<TransposeRows>(shape_.panel_rows, run);
+    }
+  }
+
+  void copy(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
+    Element buffer[kPackedTerms];
+    for (; rows > 0; row += shape_.panel_rows, rows -= shape_.panel_rows, ++panel) {
+      for (std::int64_t r = 0; r < shape_.panel_rows; ++r) {
+        if (r < rows) {
+          elements(row + r, terms, buffer);
+        } else {
+          std::fill_n(buffer, terms.count, Element{0});
+        }
+        Element* out = packed_ + shape_.at(panel, terms.first) + r * kRun;
+        for (std::int64_t c = 0; c < terms.count; c += kRun, out += shape_.panel_rows * kRun) {
+          std::memcpy(out, buffer + c, kRun * sizeof(Element));
+        }
+      }
     }
   }
 
@@ -254,7 +275,7 @@ class LeftPanels {
 
 template <class Element>
 struct FloatTile {
-  const Element* left;  // (panels, depth, rows)
+  const Element* left;  // (panels, depth / kRun, rows, kRun)
   std::int64_t panels;
   const Element* right;  // (depth, panel_cols)
   std::int64_t depth, segment;
@@ -313,6 +334,25 @@ struct MultiplyPanels {
   }
 };
 
+// What multiplies panels: vectors of sums.
+template <class Element>
+struct VectorTile {
+  static constexpr std::int64_t kRun = 1;  // elements of a row side by side in a panel of left; depths are multiples
+
+  // As long as a thread multiplies panels of so many rows.
+  struct Session {
+    explicit Session(std::int64_t) {}
+  };
+
+  static std::int64_t rows() { return tile_rows(isa()); }  // of a panel of left, at most
+
+  static void multiply(std::int64_t panel_rows, const FloatTile<Element>& run) { with_rows<Rows>(panel_rows, run); }
+
+ private:
+  template <std::int64_t kRows>
+  using Rows = MultiplyPanels<kRows, Element>;
+};
+
 // Rows and columns of y that a part computes.
 struct PartRange {
   std::int64_t row, rows;
@@ -369,7 +409,7 @@ inline int panel_threads(int wanted, std::int64_t rows, std::int64_t cols, std::
 
 // Of left. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
 inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
-  const std::int64_t rows = std::min(p.m + kMaxRows, kRowsAtOnce);
+  const std::int64_t rows = std::min(p.m + kMaxPanelRows, kRowsAtOnce);
   return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
 }
 
@@ -382,7 +422,7 @@ inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t dept
 //   void prefetch(const PanelRange&)
 //   const SumOf<Element>* fetch(const Stage&, const PanelRange&, Element* out, SumOf<Element>* scales)
 //                           out (terms, panel_cols); returns scales (segments, panel_cols), or null if it has none
-template <class Element, class Right>
+template <class Element, class Right, class Tile = VectorTile<Element>>
 class PanelProduct {
  public:
   PanelProduct(const GemmProblem& problem, const GemmOperands& o, const Right& right)
@@ -392,7 +432,7 @@ class PanelProduct {
         rows_(o.y.rows()),
         cols_(o.y.cols()),
         depth_(right.depth()) {
-    panel_rows_ = ceil_div(rows_, ceil_div(rows_, tile_rows(isa())));  // no panel much emptier than the others
+    panel_rows_ = ceil_div(rows_, ceil_div(rows_, Tile::rows()));  // no panel much emptier than the others
     step_ = right.step();
   }
 
@@ -404,7 +444,7 @@ class PanelProduct {
     for (std::int64_t first = 0; first < rows_; first += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, rows_ - first);
       const std::int64_t panels = ceil_div(rows, panel_rows_);
-      const LeftPanels<Element> left(o_.a, {panels, panel_rows_, depth_, step_}, packed);
+      const Left left(o_.a, {panels, panel_rows_, depth_, step_}, packed);
       parallel_for(threads, ceil_div(panels, kPackedPanels), [&](std::int64_t part, int thread) {
         const std::int64_t panel = part * kPackedPanels;
         left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel),
@@ -417,6 +457,7 @@ class PanelProduct {
       const std::int64_t part_cols = few ? panel_cols<Element>(isa()) : kPartCols;
       const std::int64_t col_parts = ceil_div(cols_, part_cols);
       parallel_for(threads, row_parts * col_parts, [&](std::int64_t part, int thread) {
+        const typename Tile::Session session(panel_rows_);
         const std::int64_t r = part / col_parts * part_rows;
         const std::int64_t c = part % col_parts * part_cols;
         multiply(left, r / panel_rows_, {first + r, std::min(part_rows, rows - r), c, std::min(part_cols, cols_ - c)},
@@ -435,8 +476,7 @@ class PanelProduct {
   static constexpr std::int64_t kWidth = kMaxCols * 4 / static_cast<std::int64_t>(sizeof(Element));
   static_assert(kPartRows * kPartCols >= kSpreadElements);
   using Real = SumOf<Element>;
-  template <std::int64_t kRows>
-  using Tile = MultiplyPanels<kRows, Element>;
+  using Left = LeftPanels<Element, Tile::kRun>;
   // Of a thread: too much for its stack.
   struct Scratch {
     alignas(64) Element panel[kDepth * kWidth];    // (depth, panel_cols)
@@ -445,8 +485,7 @@ class PanelProduct {
     typename Right::Stage stages[2];
   };
 
-  void multiply(const LeftPanels<Element>& left, std::int64_t first_panel, const PartRange& part,
-                Scratch& scratch) const {
+  void multiply(const Left& left, std::int64_t first_panel, const PartRange& part, Scratch& scratch) const {
     const std::int64_t width = panel_cols<Element>(isa());
     const std::int64_t panels = ceil_div(part.rows, panel_rows_);
     Element* const panel = scratch.panel;
@@ -467,8 +506,8 @@ class PanelProduct {
         right_.stage(terms_of(part, term + step_ + next, count), next, stages[(term / step_ + 1) % 2]);
         next += count;
         right_.prefetch(terms_of(part, term + step_ + next, piece));
-        with_rows<Tile>(panel_rows_, FloatTile<Element>{left.panel(first_panel, term), panels, panel, depth,
-                                                        right_.segment(), scale, sums + c});
+        Tile::multiply(panel_rows_,
+                       {left.panel(first_panel, term), panels, panel, depth, right_.segment(), scale, sums + c});
       }
     }
     write_sums(accumulate_, o_, part, sums);

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cpu/gemm/integer_panels.h"
+#include "cpu/gemm/tiles.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_TILE __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw")))
@@ -18,23 +19,12 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr int kTileRows = 16;
-constexpr int kTileBytes = 64;  // of a row
 constexpr __mmask16 kAllLanes = 0xffff;
 
-struct alignas(64) TileConfiguration {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes,
-                                 kTileBytes, kTileBytes, kTileBytes, kTileBytes};
-  std::uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
-};
-static_assert(sizeof(TileConfiguration) == 64);
 static_assert(kTileRows == kTiledRows && kTileBytes == kS8Depth);
 
 OCTILE_TILE void configure() {
-  static constexpr TileConfiguration kConfiguration;
+  static constexpr TileConfiguration kConfiguration = tile_configuration(kTileRows);
   _tile_loadconfig(&kConfiguration);
 }
 

@@ -21,6 +21,7 @@ struct Terms : TermsOfTiles {
       _mm512_store_si512(scratch + 2 * i * kTileBytes, _mm512_and_si512(line, low));
       _mm512_store_si512(scratch + (2 * i + 1) * kTileBytes, _mm512_and_si512(_mm512_srli_epi16(line, 4), low));
     }
+    written_for_tiles();
     return scratch;
   }
 };

@@ -6,7 +6,8 @@
 // integers are exact. A few rows of a stream the weight once, as integers in registers; more rows take it as panels of
 // floats. Both sum in the order of float_panels.h, so a row of y has the same bits either way.
 //
-// `Codec` is NibbleVectors or ByteVectors, or of pairs of bf16 NibblePairs or BytePairs.
+// `Codec` is NibbleVectors or ByteVectors, or of pairs of bf16 NibblePairs or BytePairs. `Tile`: VectorStream, or
+// AmxTile (bf16_tiles.h).
 #pragma once
 
 #include "cpu/gemm/weight_panels.h"
@@ -79,8 +80,8 @@ struct DecodeBlock {
   }
 };
 
-// What PanelProduct takes as its right operand.
-template <class Element, template <Isa> class Codec>
+// What PanelProduct takes as its right operand. Depths and segments are padded to multiples of kRun elements.
+template <class Element, template <Isa> class Codec, std::int64_t kRun>
 class WeightOperand {
  public:
   using Real = SumOf<Element>;
@@ -88,8 +89,8 @@ class WeightOperand {
 
   explicit WeightOperand(const WeightPanels& weight) : weight_(weight) {}
 
-  std::int64_t depth() const { return weight_.depth() / kTerms<Element>; }
-  std::int64_t segment() const { return weight_.segment() / kTerms<Element>; }
+  std::int64_t depth() const { return round_up(weight_.depth() / kTerms<Element>, kRun); }
+  std::int64_t segment() const { return round_up(weight_.segment() / kTerms<Element>, kRun); }
   std::int64_t step() const { return std::max<std::int64_t>(128 / segment(), 1) * segment(); }
   void stage(const PanelRange&, std::int64_t, Stage&) const {}
   void prefetch(const PanelRange&) const {}
@@ -104,9 +105,14 @@ class WeightOperand {
     for (std::int64_t i = 0; i < range.rows; i += kPanelChannels) {
       const std::int64_t panel = (range.row + i) / kPanelChannels;
       for (std::int64_t c = 0; c < range.terms; c += segment()) {
-        const std::int64_t terms = std::min(segment(), range.terms - c) * kTerms<Element>;
-        const WeightBlock block = weight_.block(panel, (range.term + c) * kTerms<Element>, terms, storage.buffer);
+        const std::int64_t term = (range.term + c) * kTerms<Element>;
+        const std::int64_t padded = std::min(segment(), range.terms - c);
+        const std::int64_t terms = std::min(padded * kTerms<Element>, weight_.depth() - term);
+        const WeightBlock block = weight_.block(panel, term, terms, storage.buffer);
         multiversion<DecodeBlock<Codec>>(DecodeRun<Element>{block, terms, weight_.order(), out + c * width + i, width});
+        for (std::int64_t e = terms / kTerms<Element>; e < padded; ++e) {
+          std::fill_n(out + (c + e) * width + i, kPanelChannels, Element{0});
+        }
         std::memcpy(scales + c / segment() * width + i, block.scales, kPanelChannels * sizeof(Real));
       }
     }
@@ -136,10 +142,11 @@ constexpr std::int64_t kScalesAhead = 4;  // groups
 template <class Element>
 struct StreamRun {
   WeightBlock panels[kMaxStreamPanels];
-  const Element* left;  // (elements of groups * group_depth terms, rows)
+  const Element* left;       // (elements of groups * group_depth terms, rows), of a tile
+  std::int64_t left_stride;  // from one tile to the next
   std::int64_t groups, group_depth;
   NibbleOrder order;
-  float* sums;               // (rows, kStreamCols)
+  float* sums;               // (tiles * rows, kStreamCols)
   std::int64_t next;         // bytes from the end of a panel to the panel in its place in the next part, or 0
   std::int64_t next_scales;  // the same of its scales, in groups
 };
@@ -247,37 +254,66 @@ struct StreamScratch {
   WeightPanels::Storage<Codec> buffers[kMaxStreamPanels];
 };
 
+// A VectorTile that multiplies a few rows too.
 template <template <Isa> class Codec>
-struct StreamOf {
+struct VectorStream : VectorTile<ElementOf<Codec>> {
+  using Element = ElementOf<Codec>;
+  static constexpr std::int64_t kMaxTiles = kMaxStreamTiles;
+
+  static std::int64_t stream_rows() { return cpu::stream_rows(isa()); }  // of a tile, at most
+
+  // Multiplied at a time.
+  static std::int64_t stream_panels(std::int64_t, std::int64_t tile_rows) {
+    return cpu::stream_panels(isa(), tile_rows);
+  }
+
+  static void stream(std::int64_t tiles, std::int64_t tile_rows, StreamRun<Element> run) {
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      with_rows<Rows>(tile_rows, run);
+      run.left += run.left_stride;
+      run.sums += tile_rows * kStreamCols;
+    }
+  }
+
+ private:
   template <std::int64_t kRows>
   using Rows = StreamPanels<kRows, Codec>;
 };
 
-template <template <Isa> class Codec>
+template <template <Isa> class Codec, class Tile>
 void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& weight, void* workspace) {
   using Element = ElementOf<Codec>;
   const std::int64_t rows = o.y.rows();
   const std::int64_t depth = weight.depth();
   const PackedLayout& layout = weight.layout();
-  const std::int64_t tiles = ceil_div(rows, stream_rows(isa()));
+  const std::int64_t tiles = ceil_div(rows, Tile::stream_rows());
   const std::int64_t tile_rows = ceil_div(rows, tiles);
-  const std::int64_t elements = depth / kTerms<Element>;
+  const std::int64_t elements = round_up(depth / kTerms<Element>, Tile::kRun);
   const int threads = panel_threads(p.threads, rows, p.n, elements);
   auto* const scratch = static_cast<StreamScratch<Codec>*>(workspace);
-  const LeftPanels<Element> left(o.a, {tiles, tile_rows, elements, elements},
-                                 reinterpret_cast<Element*>(scratch + threads));
+  const LeftPanels<Element, Tile::kRun> left(o.a, {tiles, tile_rows, elements, elements},
+                                             reinterpret_cast<Element*>(scratch + threads));
   left.pack(0, 0, tiles, reinterpret_cast<Element*>(scratch->sums));
-  const std::int64_t part_panels = stream_panels(isa(), tile_rows);
+  const std::int64_t part_panels = Tile::stream_panels(tiles, tile_rows);
   const std::int64_t segment = weight.segment();
   const std::int64_t step = weight.packed() ? depth : kDepth / segment * segment;
   parallel_for(threads, ceil_div(layout.panels, part_panels), [&](std::int64_t part, int thread) {
+    const typename Tile::Session session(tile_rows);
     const std::int64_t first = part * part_panels;
     auto& [sums, buffers] = scratch[thread];
     std::fill_n(sums, tiles * tile_rows * kStreamCols, 0.0f);
     for (std::int64_t term = 0; term < depth; term += step) {
       const std::int64_t terms = std::min(step, depth - term);
       const std::int64_t run_depth = weight.packed() ? layout.group_depth : std::min(segment, terms);
-      StreamRun<Element> run{{}, nullptr, terms / run_depth, run_depth, weight.order(), nullptr, 0, 0};
+      StreamRun<Element> run{{},
+                             left.panel(0, term / kTerms<Element>),
+                             tile_rows * elements,
+                             terms / run_depth,
+                             run_depth,
+                             weight.order(),
+                             sums,
+                             0,
+                             0};
       if (weight.packed()) {
         run.next = (part_panels - 1) * layout.panel_bytes;
         run.next_scales = (part_panels - 1) * layout.groups;
@@ -285,50 +321,49 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
       for (std::int64_t i = 0; i < part_panels; ++i) {
         run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i].buffer);
       }
-      for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        run.left = left.panel(tile, term / kTerms<Element>);
-        run.sums = sums + tile * tile_rows * kStreamCols;
-        with_rows<StreamOf<Codec>::template Rows>(tile_rows, run);
-      }
+      Tile::stream(tiles, tile_rows, run);
     }
     const std::int64_t col = first * kPanelChannels;
     write_sums(false, o, {0, rows, col, std::min(part_panels * kPanelChannels, p.n - col), kStreamCols}, sums);
   });
 }
 
-template <class Element, template <Isa> class Codec>
-using WeightProduct = PanelProduct<Element, WeightOperand<Element, Codec>>;
+// Of a Codec and a Tile that multiplies a few rows too.
+template <class Element, template <Isa> class Codec, class Tile>
+using WeightRight = WeightOperand<Element, Codec, Tile::kRun>;
+template <class Element, template <Isa> class Codec, class Tile>
+using WeightProduct = PanelProduct<Element, WeightRight<Element, Codec, Tile>, Tile>;
 
-template <template <Isa> class Codec>
+template <template <Isa> class Codec, class Tile = VectorStream<Codec>>
 void multiply_weight(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   const WeightPanels weight(p, o);
   void* const workspace = launch.workspace.data;
   using Element = ElementOf<Codec>;
   if constexpr (!kIsPair<Element>) {
     if (p.scale == DType::f64) {
-      const WeightOperand<double, Codec> right(weight);
-      return WeightProduct<double, Codec>(p, o, right).run(p.threads, workspace);
+      const WeightRight<double, Codec, VectorTile<double>> right(weight);
+      return WeightProduct<double, Codec, VectorTile<double>>(p, o, right).run(p.threads, workspace);
     }
   }
-  if (o.y.rows() > kMaxStreamTiles * stream_rows(isa())) {
-    const WeightOperand<Element, Codec> right(weight);
-    WeightProduct<Element, Codec>(p, o, right).run(p.threads, workspace);
+  if (o.y.rows() > Tile::kMaxTiles * Tile::stream_rows()) {
+    const WeightRight<Element, Codec, Tile> right(weight);
+    WeightProduct<Element, Codec, Tile>(p, o, right).run(p.threads, workspace);
   } else {
-    stream<Codec>(p, o, weight, workspace);
+    stream<Codec, Tile>(p, o, weight, workspace);
   }
 }
 
-template <template <Isa> class Codec>
+template <template <Isa> class Codec, class Tile = VectorStream<Codec>>
 std::size_t weight_workspace(const GemmProblem& p) {
   using Element = ElementOf<Codec>;
   const PackedLayout layout = packed_layout(p);
-  const std::int64_t depth = layout.groups * layout.group_depth / kTerms<Element>;
+  const std::int64_t depth = round_up(layout.groups * layout.group_depth / kTerms<Element>, Tile::kRun);
   if constexpr (!kIsPair<Element>) {
-    if (p.scale == DType::f64) return WeightProduct<double, Codec>::workspace(p, depth);
+    if (p.scale == DType::f64) return WeightProduct<double, Codec, VectorTile<double>>::workspace(p, depth);
   }
   const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
   return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch<Codec>),
-                  WeightProduct<Element, Codec>::workspace(p, depth));
+                  WeightProduct<Element, Codec, Tile>::workspace(p, depth));
 }
 
 }  // namespace

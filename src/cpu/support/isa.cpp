@@ -43,11 +43,11 @@ bool newer_feature(int bit) {
 }
 
 // Linux gives a process the tile registers when it asks for them; they are 8 KiB more to save at each switch.
-bool amx_int8() {
+bool amx() {
 #if defined(__linux__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & (kTile | kInt8)) != (kTile | kInt8)) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAll) != kAll) return false;
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -65,7 +65,7 @@ std::array<bool, kIsaCount> detect() {
   const bool avx512vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   const bool avxvnni = avx2 && newer_feature(4);
   const bool avx512bf16 = avx512vnni && newer_feature(5);
-  return {true, false, false, avx2, avxvnni, avx512, avx512vnni, avx512bf16, avx512vnni && amx_int8()};
+  return {true, false, false, avx2, avxvnni, avx512, avx512vnni, avx512bf16, avx512bf16 && amx()};
 }
 
 #elif defined(__aarch64__) && defined(__linux__)

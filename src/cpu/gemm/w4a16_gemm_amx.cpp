@@ -1,0 +1,17 @@
+// w4a16 of bf16 on the tile registers: y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, g]) * b_scale[j, g]) + bias[j]; b s4.
+// Any number of rows: a row has the same bits among few and many.
+#include "cpu/gemm/bf16_tiles.h"
+
+namespace octile::cpu {
+
+extern constinit const GemmKernel w4a16_gemm_amx = {
+    .name = "w4a16_gemm_amx",
+    .task = {Operation::gemm, kW4A16},
+    .supports = needs_bf16<Isa::amx>,
+    .cost = bf16_cost<kTileGiga>,
+    .workspace = weight_workspace<NibblePairs, AmxTile<NibblePairs>>,
+    .launch = multiply_weight<NibblePairs, AmxTile<NibblePairs>>,
+    .bound = Bound::flushed_sum,
+};
+
+}  // namespace octile::cpu
