@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Tokens a second of a Llama on a GPU by the format of its linear layers, with Transformers' generate().
 
-    python3 bench/torch/generate.py [--kinds bf16 w8a8 ...] [--batch 1 8 64] [--layers 16] [--seconds 300] [--json FILE]
-                                    [--ways graphs] [--profile]
+    python3 bench/torch/generate.py [--kinds bf16 w8a8 ...] [--batch 1 8 64] [--layers 16] [--prompt 128] [--seconds 300]
+                                    [--json FILE] [--ways graphs] [--profile]
 
 The model has the layers of Llama 3 8B (4096, 14336 in the MLP, 32 heads, 8 for keys) with random weights; its head stays
-in bf16, as quantize_ leaves it. Decoding: a prompt of 128 tokens, greedy, a static cache. `compiled` is what generate()
+in bf16, as quantize_ leaves it. Decoding: a prompt of --prompt tokens, greedy, a static cache. `compiled` is what generate()
 does with such a cache (mode "reduce-overhead"), `eager` is without torch.compile, `graphs` is octile.transformers.Decoding's
 loop, for every kind. A token's time is the difference of two
 calls over the difference of their tokens, in turns, the median of `--rounds`. Prefill: one forward of 2,048 tokens.
@@ -108,10 +108,10 @@ def seconds(body):
     return time.perf_counter() - begin
 
 
-def generator(model, batch, way):
-    """A function that generates so many tokens, warm. way: "eager", "compiled" or "graphs"."""
+def generator(model, batch, way, prompt=PROMPT):
+    """A function that generates so many tokens after `prompt`, warm. way: "eager", "compiled" or "graphs"."""
     decode = octile.transformers.Decoding() if way == "graphs" else None
-    ids = torch.randint(0, 32000, (batch, PROMPT), device="cuda")
+    ids = torch.randint(0, 32000, (batch, prompt), device="cuda")
 
     def generate(tokens):
         model.generate(
@@ -124,8 +124,8 @@ def generator(model, batch, way):
     return generate
 
 
-def token_seconds(model, batch, rounds, way):
-    generate = generator(model, batch, way)
+def token_seconds(model, batch, rounds, way, prompt):
+    generate = generator(model, batch, way, prompt)
     times = {SHORT: [], LONG: []}
     for _ in range(rounds):
         for tokens in (SHORT, LONG):
@@ -133,9 +133,9 @@ def token_seconds(model, batch, rounds, way):
     return (statistics.median(times[LONG]) - statistics.median(times[SHORT])) / (LONG - SHORT)
 
 
-def kernels_of_a_token(model, batch, way):
+def kernels_of_a_token(model, batch, way, prompt):
     """(name, calls, microseconds) of each kernel, longest first: a call of LONG tokens less one of SHORT, per token."""
-    generate = generator(model, batch, way)
+    generate = generator(model, batch, way, prompt)
     totals = {}
     for tokens, sign in ((SHORT, -1), (LONG, 1)):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -159,6 +159,7 @@ def main():
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=PROMPT)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     parser.add_argument("--json", type=pathlib.Path)
@@ -186,8 +187,13 @@ def main():
                 for batch in options.batch:
                     torch._dynamo.reset()
                     with torch.no_grad():
-                        add(kind, f"a token, {way}, batch {batch}", 1e6 * token_seconds(model, batch, 3, way), "us")
-                        rows = kernels_of_a_token(model, batch, way)
+                        add(
+                            kind,
+                            f"a token, {way}, batch {batch}",
+                            1e6 * token_seconds(model, batch, 3, way, options.prompt),
+                            "us",
+                        )
+                        rows = kernels_of_a_token(model, batch, way, options.prompt)
                     add(kind, "its kernels", sum(us for _, _, us in rows), "us")
                     for name, calls, us in rows[:40]:
                         print(f"    {us:9.2f} us {calls:7.2f} x  {name[:150]}", flush=True)
@@ -208,7 +214,7 @@ def main():
                             break
                         torch._dynamo.reset()
                         try:
-                            value = batch / token_seconds(model, batch, options.rounds, way)
+                            value = batch / token_seconds(model, batch, options.rounds, way, options.prompt)
                         except Exception as error:
                             report(f"{kind}, {way}, batch {batch}", error)
                             continue

@@ -8,12 +8,18 @@ host starts it, and reads what came out two tokens later. On a CPU a token is on
 import collections
 import contextlib
 import inspect
+import types
 
 import torch
 import transformers
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import GenerationMixin, logits_process
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+try:
+    from . import one_query
+except ImportError:  # Triton comes with torch for GPUs alone
+    one_query = None
 
 __all__ = ["Decoding"]
 
@@ -30,18 +36,20 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 
 
 def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
-    """Transformers' "sdpa" attention. The heads of one query token that share keys and values become the rows of one head, so
-    that keys and values are not repeated in memory.
+    """Transformers' "sdpa" attention. The heads of one query token that share keys and values are the rows of one head, so
+    that keys and values are not repeated in memory; on a GPU by a kernel that reads only the places that the mask shows.
 
     query: (batch, heads, rows, size); key and value: (batch, heads / groups, places, size). Returns (batch, rows, heads, size).
     """
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]
-    plain = all(words[name] is None for name in words.keys() - _PLAIN_WORDS)
-    if rows > 1 or groups == 1 or not plain or (attention_mask is not None and attention_mask.shape[1] > 1):
+    plain = rows == 1 and not dropout and all(words[name] is None for name in words.keys() - _PLAIN_WORDS)
+    if plain and one_query is not None and one_query.takes(query, key, value, attention_mask):
+        return one_query.attend(query, key, value, attention_mask, scaling), None
+    if not plain or groups == 1 or (attention_mask is not None and attention_mask.shape[1] > 1):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **words)
     query = query.reshape(batch, heads // groups, groups, size)
-    y = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
+    y = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
     return y.reshape(batch, 1, heads, -1), None
 
 
@@ -153,30 +161,39 @@ class Decoding:
             old = self._steps.pop(ids.shape[0], None)
             cache, places = _cache(model, max(longest, ids.shape[1] + 1))
             known = old is not None and (old.kind, old.places) == (kind, places)
-            forward = old.forward if known else self._forward(model, ids.device)
-            step = _Step(forward, cache, places, ids, processors, sample, end, "position_ids" in words)
+            programs = old.programs if known else self._programs(model, ids.device)
+            step = _Step(programs, cache, places, ids, processors, sample, end, "position_ids" in words)
             step.kind, step.choice = kind, choice
             self._steps[ids.shape[0]] = step
         return step
 
-    def _forward(self, model, device):
-        """What computes the logits of a token."""
+    def _programs(self, model, device):
+        """What computes the logits of a token, and _settle."""
 
         def forward(**words):
             return model(**words, use_cache=True, return_dict=True).logits[:, -1]
 
         if not self._compile:
-            return forward
-        forward.__code__ = forward.__code__.replace()  # an object of its own, by which torch.compile finds programs
+            return forward, _settle
+        forward = _own(forward)
         if device.type == "cuda":
             pdl = self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl")
-            return torch.compile(forward, dynamic=False, options={"triton.enable_pdl": True} if pdl else {})
+            options = {"triton.enable_pdl": True} if pdl else {}
+            return [torch.compile(f, dynamic=False, options=options) for f in (forward, _own(_settle))]
         guarded = torch.compile(forward, dynamic=False)
         if not hasattr(torch.compiler, "skip_all_guards_unsafe"):
-            return guarded
+            return guarded, _settle
         # _step has compared what the guards would, in less time. Only a whole graph keeps its programs apart.
         options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": True}
-        return _Fallback(torch.compile(forward, dynamic=False, fullgraph=True, options=options), guarded)
+        return _Fallback(torch.compile(forward, dynamic=False, fullgraph=True, options=options), guarded), _settle
+
+
+def _own(function):
+    """A copy with a code object of its own, by which torch.compile finds programs."""
+    code = function.__code__.replace()
+    return types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
 
 
 class _Fallback:
@@ -195,12 +212,29 @@ class _Fallback:
             return self._chosen(**words)
 
 
+class _Layer(StaticLayer):
+    """Keys and values of a layer. The place of the next token is the same for all layers, so the loop advances it."""
+
+    def __init__(self, places, place):
+        super().__init__(places)
+        self.cumulative_length = place  # Transformers' name
+
+    def update(self, keys, values, *args, **words):
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        at = torch.arange(keys.shape[-2], device=self.device) + self.cumulative_length
+        self.keys.index_copy_(2, at, keys)
+        self.values.index_copy_(2, at, values)
+        return self.keys, self.values
+
+
 class _Step:
     """A token of a batch, in memory of its own: a graph on a GPU."""
 
-    def __init__(self, forward, cache, places, ids, processors, sample, end, positions):
+    def __init__(self, programs, cache, places, ids, processors, sample, end, positions):
         batch, self._cache, self.places = ids.shape[0], cache, places
-        self.forward, self._processors, self._sample = forward, processors, sample
+        self.programs, self._processors, self._sample = programs, processors, sample
+        self._place = cache.layers[0].cumulative_length
         empty = lambda *shape: torch.zeros(shape, dtype=torch.long, device=ids.device)  # noqa: E731
         self.ids, self._token, self._at, self._mask = empty(batch, self.places), empty(batch, 1), empty(1), None
         self._positions = empty(batch, 1) if positions else None
@@ -226,7 +260,7 @@ class _Step:
         self._at.fill_(ids.shape[1])
         if self._positions is not None:
             self._positions.copy_(words["position_ids"][:, -1:] + 1)
-        self._choose(self._prefill(model, ids, words))
+        self._choose(self._prefill(model, ids, words), _settle)
 
     @property
     def in_python(self):
@@ -265,28 +299,24 @@ class _Step:
         for kept, layer in zip(self._cache.layers, cache.layers, strict=True):
             if layer.is_initialized:
                 kept.update(layer.keys, layer.values)
+        self._place.fill_(ids.shape[1])
         return outputs.logits[:, -1]
 
     def _next(self):
         words = {_CACHE: self._cache}
         if self._positions is not None:
             words["position_ids"] = self._positions
-        logits = self.forward(input_ids=self._token, attention_mask=self._mask, **words)
+        forward, settle = self.programs
+        logits = forward(input_ids=self._token, attention_mask=self._mask, **words)
+        self._choose(logits, settle)
+        self._place += 1
         if self._positions is not None:
             self._positions += 1
-        self._choose(logits)
 
-    def _choose(self, logits):
-        scores = self._processors(self.ids, logits.float())
-        if self._sample:
-            chosen = torch.multinomial(torch.softmax(scores, -1), 1)[:, 0]
-        else:
-            chosen = scores.argmax(-1)
-        self._token[:, 0] = torch.where(self._unfinished, chosen, self._pad)
-        self._unfinished &= (self._token != self._end).all(-1)
-        self.ids.index_copy_(1, self._at, self._token)
-        self._at += 1
-        torch.cat([self._token[:, 0], self._unfinished.any()[None]], out=self._said)
+    def _choose(self, logits, settle):
+        scores = self._processors(self.ids, logits.float()) if self._processors else logits
+        chosen = torch.multinomial(torch.softmax(scores.float(), -1), 1)[:, 0] if self._sample else None
+        settle(scores, chosen, self._unfinished, self._end, self._pad, self._token, self.ids, self._at, self._said)
 
     def _capture(self):
         side = torch.cuda.Stream()
@@ -306,8 +336,18 @@ class _Step:
             raise RuntimeError(text + str(error)) from error
 
 
+def _settle(scores, chosen, unfinished, end, pad, token, ids, at, said):
+    """Writes each sequence's next token, `chosen` or that of the highest score, (batch, tokens), wherever it is needed."""
+    chosen = scores.argmax(-1) if chosen is None else chosen
+    token[:, 0] = torch.where(unfinished, chosen, pad)
+    unfinished &= (token != end).all(-1)
+    ids.index_copy_(1, at, token)
+    at += 1
+    said.copy_(torch.cat([token[:, 0], unfinished.any()[None]]))
+
+
 def _cache(model, needed):
-    """A cache for `needed` places or more, and how many it has. Its counters are tensors, which a graph advances."""
+    """A cache for `needed` places or more, and how many it has. Its counter is a tensor, which a graph advances."""
     config = model.config.get_text_config(decoder=True)
     places = -(-needed // _PLACES) * _PLACES
     cache = transformers.StaticCache(config=config, max_cache_len=places)
@@ -320,12 +360,13 @@ def _cache(model, needed):
             f"octile: Decoding has no cache for {needed} tokens and a sliding window of {places}, whose place Transformers counts "
             "in Python"
         )
+    place = torch.zeros((), dtype=torch.long, device=model.device)
     for index, layer in enumerate(cache.layers):
         if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
             raise ValueError(f"octile: Decoding has no {type(layer).__name__}, which {type(model).__name__} keeps")
-        cache.layers[index] = StaticLayer(places)  # a window that nothing leaves is no window
-    if not isinstance(getattr(cache.layers[0], "cumulative_length", None), torch.Tensor):
-        raise ValueError(f"octile: Decoding cannot follow caches of Transformers {transformers.__version__}")
+        if not isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
+            raise ValueError(f"octile: Decoding cannot follow caches of Transformers {transformers.__version__}")
+        cache.layers[index] = _Layer(places, place)  # a window that nothing leaves is no window
     return cache, places
 
 

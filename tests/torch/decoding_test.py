@@ -266,3 +266,36 @@ def test_refuses(words, why):
         model.generate(
             **inputs, **{"cache_implementation": "static", "max_new_tokens": 4, "custom_generate": Decoding()} | words
         )
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 2, 256, 128), (2, 4, 4, 100, 64), (3, 6, 2, 700, 80), (2, 4, 1, 1300, 256)])
+@pytest.mark.parametrize("shown", ["all", "beginning", "some", "none of one"])
+def test_kernel_of_one_query(shape, shown, device):
+    from octile.decoding import one_query
+
+    if device.type != "cuda" or one_query is None:
+        pytest.skip("a kernel in Triton, for GPUs")
+    batch, heads, shared, places, size = shape
+    generator = torch.Generator(device).manual_seed(places)
+    random = lambda *sizes: torch.randn(sizes, generator=generator, device=device, dtype=torch.bfloat16)  # noqa: E731
+    q = random(batch, heads, 1, size)
+    k, v = (random(batch, places, shared, size).transpose(1, 2) for _ in range(2))
+    mask = torch.rand(batch, 1, 1, places, generator=generator, device=device) < 0.3
+    if shown == "all":
+        mask = None
+    elif shown == "beginning":
+        mask = (torch.arange(places, device=device) < places // 3 + 1).expand(1, 1, 1, places)
+    elif shown == "none of one":
+        mask[0] = False
+    assert one_query.takes(q, k, v, mask)
+    y = one_query.attend(q, k, v, mask, None)
+    repeated = (t.repeat_interleave(heads // shared, 1).double() for t in (k, v))
+    want = torch.nn.functional.scaled_dot_product_attention(q.double(), *repeated, mask).transpose(1, 2)
+    if shown == "none of one":
+        assert not y[0].any()
+        y, want = y[1:], want[1:]
+    torch.testing.assert_close(y.double(), want, rtol=2**-7, atol=2**-7)
+    for one in range(batch):  # a sequence has the same bits alone
+        masks = None if mask is None else mask[one % len(mask)][None]
+        alone = one_query.attend(q[one, None], k[one, None], v[one, None], masks, None)
+        assert torch.equal(alone, one_query.attend(q, k, v, mask, None)[one, None])
