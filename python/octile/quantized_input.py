@@ -87,22 +87,26 @@ class _Norm(torch.autograd.Function):
         dtotal = others[3] if ctx.added else None
         total, weight, mean, rstd = ctx.saved_tensors
         need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
+        needs = [need_x or need_residual, need_weight, need_bias]
         dx = dweight = dbias = None
         if dh is not None:
-            wide = functional._rows(total).float()
-            h = (wide - mean[:, None] if ctx.centred else wide) * rstd[:, None]
-            dh = functional._rows(dh).float()
-            if need_x or need_residual:
-                dz = dh * weight
-                dx = dz - h * (dz * h).mean(-1, keepdim=True)
-                if ctx.centred:
-                    dx = dx - dz.mean(-1, keepdim=True)
-                dx = (dx * rstd[:, None]).view(total.shape)
-            if need_weight:
-                dweight = (dh * h).sum(0).to(weight.dtype)
-            if need_bias:
-                dbias = dh.sum(0).to(weight.dtype)
-        if dtotal is not None and (need_x or need_residual):
+            # In the shape of x, not as a matrix: torch.compile then adds the gradient of the sum in the same kernel.
+            z, dh = total.float(), dh.float()
+            rstd = rstd.view(*z.shape[:-1], 1)
+            if ctx.centred:
+                wide = weight.float()  # and of the bias, which is not read, the shape
+                dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+                    dh, z, weight.shape, mean.view_as(rstd), rstd, wide, wide, needs
+                )
+            else:
+                h = z * rstd
+                if needs[0]:
+                    dz = dh * weight
+                    dx = (dz - h * (dz * h).mean(-1, keepdim=True)) * rstd
+                if need_weight:
+                    dweight = (dh * h).sum(tuple(range(dh.dim() - 1)))
+            dweight, dbias = (None if d is None else d.to(weight.dtype) for d in (dweight, dbias))
+        if dtotal is not None and needs[0]:
             dx = dtotal if dx is None else dx + dtotal
         dx = None if dx is None else dx.to(total.dtype)
         return dx if need_x else None, dx if need_residual else None, dweight, dbias, None, None
