@@ -209,8 +209,6 @@ std::vector<Case> ordinary_cases(Task task) {
     case Operation::blocked_gemm:
     case Operation::column_sum:
       return linear_backward_cases(task);
-    case Operation::linear:
-      return one_step_only(w8a8_cases());
     case Operation::grouped_gemm:
       return expert_cases(task.format);
     case Operation::grouped_gradient:
@@ -228,17 +226,12 @@ std::vector<Case> ordinary_cases(Task task) {
   return all;
 }
 
-std::vector<Case> large_cases_of(Task task) {
-  return task.operation == Operation::linear ? one_step_only(large_cases({Operation::gemm, kW8A8})) : large_cases(task);
-}
-
 // What a sample needs too: long sums, and sizes that several threads share.
 std::vector<Case> special_cases(Task task) {
   switch (task.operation) {
     case Operation::gradient_quantize:
     case Operation::blocked_gradient_quantize:
     case Operation::blocked_gemm:
-    case Operation::linear:
     case Operation::gemm:
     case Operation::grouped_gemm:
     case Operation::grouped_gradient:
@@ -252,19 +245,10 @@ std::vector<Case> special_cases(Task task) {
 
 }  // namespace
 
-std::vector<Case> one_step_only(std::vector<Case> all) {
-  std::erase_if(all, [](const Case& c) {
-    const LinearDescription& d = std::get<LinearCase>(c).description;
-    return d.x == DType::s8 || d.activation == Activation::dynamic_per_tensor || d.packed_weight ||
-           d.weight.granularity == Granularity::group;
-  });
-  return all;
-}
-
 std::vector<Case> cases(Task task, DeviceType device, int every) {
   std::vector<Case> list = ordinary_cases(task);
   if (device == DeviceType::cuda) {
-    const std::vector<Case> large = large_cases_of(task);
+    const std::vector<Case> large = large_cases(task);
     list.insert(list.end(), large.begin(), large.end());
   }
   if (every > 1) {

@@ -240,7 +240,6 @@ class LargeCases {
 std::vector<Case> large_cases(Task task) {
   switch (task.operation) {
     case Operation::gradient_quantize:
-    case Operation::linear:
     case Operation::column_sum:
     case Operation::grouped_gradient:
     case Operation::grouped_gradient_quantize:

@@ -492,7 +492,6 @@ std::vector<Case> special_linear_cases(Task task) {
     all.insert(all.end(), more.begin(), more.end());
   };
   const bool w8a8 = task == Task{Operation::gemm, kW8A8};
-  const bool linear = task.operation == Operation::linear;
   std::vector<Case> all;
   if (task.operation == Operation::grouped_gradient || task.operation == Operation::grouped_gradient_quantize) {
     return LinearBackwardCases(task).experts();
@@ -505,11 +504,9 @@ std::vector<Case> special_linear_cases(Task task) {
   }
   if (has_format(task.operation)) append(all, LinearCases().experts(task.format));
   if (task.operation == Operation::grouped_gemm) return all;
-  if (linear || w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
+  if (w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
   if (task.operation == Operation::gemm) append(all, LinearCases().shared_by_threads(task.format, true));
-  if (linear) {
-    all = one_step_only(std::move(all));
-  } else if (task.format.b == DType::s8) {
+  if (task.format.b == DType::s8) {
     append(all, LinearBackwardCases(task).shared_by_threads());
     append(all, LinearBackwardCases(task).experts());
   }

@@ -95,9 +95,6 @@ std::vector<Case> large_expert_cases(GemmFormat format);
 std::vector<Case> linear_backward_cases(Task task);
 std::vector<Case> expert_gradient_cases(Task task);
 std::vector<Case> special_linear_cases(Task task);
-// Of these, those with a float X that is quantized with a scale per row or a given one: what w8a8_linear does in one
-// step.
-std::vector<Case> one_step_only(std::vector<Case> all);
 
 // The options of a norm that take turns.
 inline QuantizeDescription with_norm(Rotation& turn, QuantizeDescription d) {

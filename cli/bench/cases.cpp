@@ -139,7 +139,6 @@ constexpr Case<int> kCases[] = {
 constexpr Case<const Gpu&> kGpuCases[] = {
     {"w8a8_gemm", "w8a8_forward", mkn, kGpuForward, with<gpu_forward, DType::f16>},
     {"w8a8_gemm", "w8a8_forward_s8", mkn, kGpuForward, with<gpu_forward, DType::s8>},
-    {"w8a8_linear", "w8a8_forward", mkn, kGpuForward, with<gpu_forward, DType::f16>},
     {"w4a16_gemm", "w4a16_forward", mkn, kGpuW4, with<gpu_forward_s4, Activation::none, true>},
     {"w4a16_gemm", "w4a16_forward_unpacked", mkn, kGpuW4, with<gpu_forward_s4, Activation::none, false>},
     {"w4a8_gemm", "w4a8_forward", mkn, kGpuW4, with<gpu_forward_s4, Activation::dynamic_per_token, true>},

@@ -255,13 +255,7 @@ void Stand::time(const std::function<void()>& work, std::vector<double>& seconds
   seconds.push_back(seconds_now() - start);
 }
 
-std::vector<Measured> measure(LinearDescription layer, Stand& stand) {
-  std::vector<Measured> measured;
-  const auto keep = [&](const GemmProblem& p, TunedChoice choice) {
-    choice.m = p.m;
-    measured.push_back({tuning_key(p), std::move(choice)});
-  };
-  LinearDescription d = layer;
+Measured measure(LinearDescription d, Stand& stand) {
   if (d.activation != Activation::none) d.x = DType::s8;
   LinearPlan::select(d);  // throws where no row can do it, and says why
   const GemmProblem p = gemm_problem(d);
@@ -274,29 +268,9 @@ std::vector<Measured> measure(LinearDescription layer, Stand& stand) {
     d.kernel = row->name;
     candidates.push_back(candidate(d.kernel, d, args, memory, stand.stream()));
   }
-  keep(p, fastest(candidates, model, stand));
-
-  // The same from a float X: a row that quantizes it too, against the quantizer and the row just found.
-  const bool per_token = layer.weight.type == DType::s8 && layer.weight.granularity != Granularity::group &&
-                         layer.activation == Activation::dynamic_per_token;
-  if (!per_token) return measured;
-  const GemmProblem whole = linear_problem(layer);
-  const std::vector<const GemmKernel*> whole_rows = rows_for(whole, model);
-  if (whole_rows.empty()) return measured;
-  const std::string sku = LinearPlan::select(layer).sku();
-  if (sku.find("_linear_") == std::string::npos) model = kTwoSteps;
-  LinearArgs float_args = args;
-  float_args.x = tensor(filled(memory, layer.x, layer.m * layer.k), layer.x, stand.device(), layer.m, layer.k);
-  float_args.x_scale = {};
-  layer.kernel = measured.front().choice.kernel;
-  candidates.clear();
-  candidates.push_back(candidate(std::string(kTwoSteps), layer, float_args, memory, stand.stream()));
-  for (const GemmKernel* row : whole_rows) {
-    layer.kernel = row->name;
-    candidates.push_back(candidate(layer.kernel, layer, float_args, memory, stand.stream()));
-  }
-  keep(whole, fastest(candidates, model, stand));
-  return measured;
+  TunedChoice choice = fastest(candidates, model, stand);
+  choice.m = p.m;
+  return {tuning_key(p), std::move(choice)};
 }
 
 }  // namespace octile::cli

@@ -37,9 +37,8 @@ struct Measured {
   TunedChoice choice;
 };
 
-// The choice for the product of a layer, whose X is float: an int8 X is given quantized. On a device with rows that are
-// quantizer and product in one, that between the two ways too. Throws Error where no kernel can do it. The plans are
-// the cost model's: use_tuning("off") before.
-std::vector<Measured> measure(LinearDescription layer, Stand& stand);
+// The choice for the product of a layer, whose X is float: an int8 X is given quantized. Throws Error where no kernel
+// can do it. The plans are the cost model's: use_tuning("off") before.
+Measured measure(LinearDescription d, Stand& stand);
 
 }  // namespace octile::cli

@@ -162,10 +162,10 @@ TuningFile read_before(const fs::path& path, const std::string& device) {
   }
 }
 
-void save(const fs::path& path, const std::string& device, const std::vector<Measured>& measured) {
+void save(const fs::path& path, const std::string& device, const Measured& one) {
   const base::FolderLock lock(path.has_parent_path() ? path.parent_path() : ".");
   TuningFile file = read_before(path, device);
-  for (const Measured& one : measured) file.choices[one.key][one.choice.m] = one.choice;
+  file.choices[one.key][one.choice.m] = one.choice;
   base::write_file(path, text_of(file));
 }
 
@@ -258,9 +258,8 @@ void tune(Options options) {
         const std::string name =
             format + " " + std::to_string(shape.m) + "x" + std::to_string(shape.k) + "x" + std::to_string(shape.n);
         try {
-          const std::vector<Measured> more = measure(layer_of(format, shape, options, stand.device()), stand);
-          save(path, device, more);
-          measured.insert(measured.end(), more.begin(), more.end());
+          measured.push_back(measure(layer_of(format, shape, options, stand.device()), stand));
+          save(path, device, measured.back());
         } catch (const Error& error) {
           if (error.status() != Status::unsupported && error.status() != Status::invalid_argument) throw;
           const std::string what = error.what();

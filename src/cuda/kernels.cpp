@@ -45,7 +45,6 @@ namespace octile::cuda {
   ROW(w4a8_gemm_sm80) \
   ROW(w4a8_gemv_sm90) \
   ROW(w4a8_gemm_sm90) \
-  ROW(w8a8_linear_sm90) \
   ROW(w8a8_grouped_gemm_sm80) \
   ROW(w8a8_grouped_gemm_sm90) \
   ROW(w8a8_grouped_gemm_simt_sm80) \

@@ -42,7 +42,7 @@ std::span<const GemmKernel* const> gemm_kernels() {
 }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 16> kNames = {"quantize",
+  static constexpr std::array<std::string_view, 15> kNames = {"quantize",
                                                               "dequantize",
                                                               "quantize_backward",
                                                               "dequantize_backward",
@@ -50,7 +50,6 @@ std::string_view name(Operation operation) {
                                                               "fake_quantize_backward",
                                                               "gradient_quantize",
                                                               "blocked_gradient_quantize",
-                                                              "w8a8_linear",
                                                               "gemm",
                                                               "w8a8_blocked_gemm",
                                                               "column_sum",

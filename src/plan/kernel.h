@@ -30,7 +30,6 @@ enum class Operation : std::uint8_t {
   fake_quantize_backward,
   gradient_quantize,  // both quantizers of dY and its column sums at once: QuantizeOperands
   blocked_gradient_quantize,  // the same, a scale for each `group` terms of either contraction; any subset
-  linear,             // a is float: quantized per row to s8 and a scale, as quantize does, and then gemm
   gemm,               // the product of a and b, each in its format:
     // a s8, b s8 with a scale per row (w8a8)
     //   y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j])
@@ -147,8 +146,6 @@ struct GemmProblem {
   bool b_packed = false;     // b is the plan's packed weight: packed_weight.h
   bool bias = false;
   bool accumulate = false;   // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
-  bool dynamic = true;       // linear: the scale of a row is computed; otherwise a_scale is one given value
-  bool multiplier = false;   // linear: a is multiplied by `multiplier`, per column, before it is quantized
   std::int64_t experts = 0;  // grouped_gemm: m is the rows of all of them, n the channels of one
   bool gather = false;       // grouped_gemm: `token` says which row of a a row of y is of
   bool by_terms = false;  // grouped_gradient: experts have terms of their own (k is those of all), and m rows of y each
@@ -185,8 +182,7 @@ constexpr Task task_of(const GemmProblem& p) {
 }
 // Whether all rows of a product give the same bits, in any order of summation.
 constexpr bool is_exact(Task task) {
-  return task.operation == Operation::linear || task.operation == Operation::blocked_gemm ||
-         (has_format(task.operation) && !task.format.float_a);
+  return task.operation == Operation::blocked_gemm || (has_format(task.operation) && !task.format.float_a);
 }
 std::string_view name(Operation operation);
 std::string name(Task task);  // "w4a16_gemm"
@@ -211,13 +207,12 @@ struct ExpertOperands {
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
 // strides is 1. Strides of scales may be 0. A packed b is bytes that hold its scales and zero points too. A scale that
-// the plan itself keeps (of a or b, or the multiplier) is on the CPU whatever the problem's device is, with stride 0.
+// the plan itself keeps (of a or b) is on the CPU whatever the problem's device is, with stride 0.
 struct GemmOperands {
   ConstTensor a = {};
   ConstTensor b = {};
   ConstTensor a_scale = {};     // (m); blocked_gemm: (m, blocks), any strides
   ConstTensor b_scale = {};     // by b's granularity: (n), (n, k / group) or, along the contraction, (k)
-  ConstTensor multiplier = {};  // linear: (k)
   ConstTensor zero_point = {};  // (n, k / group), s32
   ConstTensor bias = {};        // (n), dtype of y; of a grouped_gemm any float type's
   Tensor y = {};

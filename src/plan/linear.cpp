@@ -19,7 +19,7 @@ constexpr std::string_view kPack = "LinearPlan::pack";
 
 struct LinearImpl : Plan::Impl {
   LinearDescription description;
-  bool quantizes = false;  // X is float, and the product takes it as s8: two steps
+  bool quantizes = false;  // X is float, and the product takes it as s8
   QuantizeStep quantize;
   ProductStep product;
   StaticScale static_scale;
@@ -93,10 +93,7 @@ void check_linear(std::string_view function, const LinearDescription& d) {
   if (d.kernel.empty()) check_tuning(function, d.device);
   const Task product = task_of(d);
   const bool quantizes = d.activation != Activation::none && d.x != DType::s8;
-  check_requested_kernel(function, {d.kernel,
-                                    d.device,
-                                    {quantizes ? Task{Operation::quantize} : product, product,
-                                     product.format == kW8A8 ? Task{Operation::linear} : product}});
+  check_requested_kernel(function, {d.kernel, d.device, {quantizes ? Task{Operation::quantize} : product, product}});
 }
 
 // With a static scale too the quantizer works row by row, so that a NaN in X spoils its own row of Y and no other.
@@ -135,36 +132,7 @@ GemmProblem gemm_problem(const LinearDescription& d) {
   return p;
 }
 
-GemmProblem linear_problem(const LinearDescription& d) {
-  GemmProblem p = gemm_problem(d);
-  p.operation = Operation::linear;
-  p.a = d.x;
-  p.dynamic = d.activation != Activation::static_per_tensor;
-  p.multiplier = d.x_multiplier;
-  return p;
-}
-
 namespace {
-
-// Whether the description names a row that is quantizer and product in one.
-bool names_one_step(const LinearDescription& d) {
-  const auto rows = gemm_kernels();
-  return std::any_of(rows.begin(), rows.end(), [&](const GemmKernel* row) {
-    return row->task.operation == Operation::linear && row->name == d.kernel;
-  });
-}
-
-// Why no such row is asked; empty: they are.
-std::string reason_against_one_step(const LinearDescription& d) {
-  if (d.x == DType::s8 || d.activation == Activation::none) return "quantizes X, which is not quantized here";
-  if (d.activation == Activation::dynamic_per_tensor)
-    return "quantizes row by row; dynamic_per_tensor needs all of X first";
-  if (d.weight.type != DType::s8 || d.weight.granularity == Granularity::group) {
-    return "takes an s8 weight with a scale per channel";
-  }
-  if (d.kernel.empty() || restricts(gemm_kernels(), {Operation::linear}, d.kernel)) return {};
-  return message("the description asks for ", d.kernel);
-}
 
 // The caller's weight as it is before it is packed, checked: b, b_scale and zero_point.
 void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks, GemmOperands& bound) {
@@ -222,33 +190,13 @@ BoundArgs bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& che
   return bound;
 }
 
-// One row for the whole layer where there is one and it is expected to be faster; else a quantizer, where X is float,
-// and a product.
+// A quantizer, where X is float, and a product.
 void select_steps(LinearImpl& impl, const GemmProblem& p) {
   const LinearDescription& d = impl.description;
-  const bool named = names_one_step(d);
-  const std::string reason = reason_against_one_step(d);
-  GemmStep whole;
-  if (reason.empty()) {
-    whole = named ? choose(gemm_kernels(), {Operation::linear}, linear_problem(d), kSelect, d.kernel)
-                  : ask(gemm_kernels(), {Operation::linear}, linear_problem(d), d.kernel);
-  } else if (named) {
-    fail(Status::unsupported, kSelect, ": not ", d.kernel, ": ", reason);
+  if (impl.quantizes) {
+    impl.quantize = choose(quantize_kernels(), {Operation::quantize}, quantize_problem(d), kSelect, d.kernel);
   }
-  if (!named) {
-    if (impl.quantizes) {
-      impl.quantize = choose(quantize_kernels(), {Operation::quantize}, quantize_problem(d), kSelect, d.kernel);
-    }
-    impl.product.all = choose(gemm_kernels(), task_of(p), p, kSelect, d.kernel);
-  }
-  const bool expected = whole.cost.seconds < impl.quantize.cost.seconds + impl.product.all.cost.seconds;
-  const bool two_steps_measured = whole.tuned.kernel == kTwoSteps;
-  if (named || (whole.kernel && !two_steps_measured && (expected || whole.is_tuned()))) {
-    impl.quantizes = false;
-    impl.quantize = {};
-    impl.product.all = whole;
-    return impl.add("quantize X and product", whole);
-  }
+  impl.product.all = choose(gemm_kernels(), task_of(p), p, kSelect, d.kernel);
   impl.product.fewer = choose_fewer_rows(impl.product.all, d.kernel);
   if (impl.quantizes) {
     impl.add("quantize X", impl.quantize);
@@ -257,11 +205,6 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
     impl.x_scale_at = impl.reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
   }
   impl.add_product("product", impl.product);
-  if (whole.kernel) {
-    impl.explanation += message("  not ", whole.kernel->name, ": expected ", milliseconds(whole.cost.seconds), "\n");
-  }
-  impl.explanation += whole.refused;
-  if (two_steps_measured) impl.explanation += "  " + in_words(whole.tuned) + "\n";
   if (p.b_packed) return;
   GemmProblem packed = p;
   packed.b_packed = true;
@@ -344,12 +287,7 @@ void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream)
     bound.gemm.a = bound.quantize.q;
     bound.gemm.a_scale = on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0));
   }
-  const GemmStep& product = impl.product.of(m);
-  if (product.problem.operation == Operation::linear) {
-    bound.gemm.a_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
-    bound.gemm.multiplier = bound.quantize.multiplier;
-  }
-  launch(impl, product, bound.gemm, memory, stream);
+  launch(impl, impl.product.of(m), bound.gemm, memory, stream);
 }
 
 }  // namespace octile

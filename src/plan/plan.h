@@ -48,10 +48,9 @@ constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contrac
 void check_linear(std::string_view function, const LinearDescription& description);
 void check_linear_backward(std::string_view function, const LinearBackwardDescription& description);
 
-// The quantizer of a linear layer's X; its product; and both as one step.
+// The quantizer of a linear layer's X, and its product.
 QuantizeProblem quantize_problem(const LinearDescription& description);
 GemmProblem gemm_problem(const LinearDescription& description);
-GemmProblem linear_problem(const LinearDescription& description);
 
 // A plan's concrete Impl adds its description and its steps; as<> is it.
 struct __attribute__((visibility("hidden"))) Plan::Impl {

@@ -114,7 +114,6 @@ class Reader {
   // A row of the table, for the product that the line is about.
   std::string row(std::string_view text, std::string_view key) {
     const std::string_view task = key.substr(0, key.find(' '));
-    if (text == kTwoSteps && task == name(Operation::linear)) return std::string(text);
     for (const GemmKernel* kernel : gemm_kernels()) {
       if (kernel->name != text) continue;
       if (name(kernel->task) != task) refuse_line("has the kernel ", text, " for ", in_quotes(task));

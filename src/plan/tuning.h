@@ -23,9 +23,6 @@
 
 namespace octile {
 
-// In place of a row of Operation::linear: a quantizer and a product are faster than any.
-inline constexpr std::string_view kTwoSteps = "two_steps";
-
 struct TunedChoice {
   std::int64_t m = 0;  // 0: none
   std::string kernel;
@@ -40,7 +37,7 @@ struct TuningFile {
   std::map<std::string, TunedRows, std::less<>> choices;  // by tuning_key()
 };
 
-// What a product's choice depends on, without m. Neither bias, zero points, accumulation nor multiplier are in it: they
+// What a product's choice depends on, without m. Neither bias, zero points nor accumulation are in it: they
 // hardly change which row is the fastest, and a row that cannot do the problem is not chosen.
 std::string tuning_key(const GemmProblem& problem);
 

@@ -170,8 +170,8 @@ LinearDescription layer(std::int64_t m, std::int64_t n, std::int64_t k) {
   return {.m = m, .n = n, .k = k, .x = DType::f16, .y = DType::f16, .bias = true, .device = kGpu};
 }
 
-// One layer per path of a plan: one launch for few rows, small and large tiles, both weight layouts, odd sizes, static
-// scales, one scale for the tensor, an empty contraction.
+// One layer per path of a plan: few rows, small and large tiles, both weight layouts, odd sizes, static scales, one
+// scale for the tensor, an empty contraction.
 std::vector<LinearDescription> layers() {
   std::vector<LinearDescription> all;
   for (const std::int64_t m : {1, 16, 70, 300}) all.push_back(layer(m, 264, 512));

@@ -383,14 +383,8 @@ TEST(BadDescription, Linear) {
   expect_layer_error([](auto& c) { c.description.device = Device::cuda(99); },
                      {unsupported, {"no kernel", "cuda:99", has_cuda_rows() ? "not quantize_sm80" : "without CUDA"}});
   if (has_cuda_rows()) {
-    expect_layer_error([](auto& c) { c.description.kernel = "w8a8_linear_sm90"; },
-                       {unsupported, {"w8a8_linear_sm90: runs on cuda, the plan is for cpu"}});
-    expect_layer_error(
-        [](auto& c) {
-          c.description.kernel = "w8a8_linear_sm90";
-          c.description.activation = Activation::dynamic_per_tensor;
-        },
-        {unsupported, {"not w8a8_linear_sm90", "quantizes row by row"}});
+    expect_layer_error([](auto& c) { c.description.kernel = "w8a8_gemm_skinny_sm90"; },
+                       {unsupported, {"w8a8_gemm_skinny_sm90: runs on cuda, the plan is for cpu"}});
   }
   for (const double scale : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan(""), 1e-60, 1e60}) {
     expect_layer_error(
@@ -461,9 +455,9 @@ TEST(BadDescription, AnUnknownKernelIsAnsweredWithThoseOfThePlanOnItsDevice) {
   const std::string unknown = "w8a8_gemm_abacus";
   expect(kernels_listed([&] { DequantizePlan::select({.rows = 4, .cols = 4, .kernel = unknown}); }), {"dequantize"});
   LinearDescription d{.m = 4, .n = 4, .k = 4, .kernel = unknown};
-  expect(kernels_listed([&] { LinearPlan::select(d); }), {"quantize", "w8a8_linear", "w8a8_gemm"});
+  expect(kernels_listed([&] { LinearPlan::select(d); }), {"quantize", "w8a8_gemm"});
   d.x = DType::s8;
-  expect(kernels_listed([&] { LinearPlan::select(d); }), {"w8a8_linear", "w8a8_gemm"});
+  expect(kernels_listed([&] { LinearPlan::select(d); }), {"w8a8_gemm"});
   d = {.m = 4, .n = 4, .k = 32, .activation = Activation::none, .weight = WeightFormat::s4_group, .kernel = unknown};
   d.weight.group = 32;
   expect(kernels_listed([&] { LinearPlan::select(d); }), {"w4a16_gemm"});

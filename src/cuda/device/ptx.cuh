@@ -41,15 +41,6 @@ __device__ inline std::uint32_t mapa(std::uint32_t address, std::uint32_t rank) 
 }
 
 // Distributed shared memory: addresses from mapa.
-__device__ inline void store_cluster(std::uint32_t to, const std::uint32_t (&words)[2]) {
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1]) : "memory");
-}
-__device__ inline void store_cluster(std::uint32_t to, const std::uint32_t (&words)[1]) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(words[0]) : "memory");
-}
-__device__ inline void store_cluster(std::uint32_t to, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
 __device__ inline void store_cluster(std::uint32_t to, const float* four) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(four[0]), "f"(four[1]), "f"(four[2]),
                "f"(four[3])
@@ -174,10 +165,7 @@ __device__ inline bool mbarrier_test(std::uint64_t& barrier, std::uint32_t parit
   return mbarrier_test(shared_address(&barrier), parity);
 }
 
-// A release arrival and an acquire wait (phase 0) at cluster scope: stores before the one are visible after the other.
-__device__ inline void mbarrier_arrive_cluster_release(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
+// For phase 0, an acquire at cluster scope.
 __device__ inline void mbarrier_wait_acquire_cluster(std::uint32_t barrier) {
   asm volatile(
       "{\n"

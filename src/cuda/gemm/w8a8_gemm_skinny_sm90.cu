@@ -4,7 +4,7 @@
 //   contiguous, sums in s32
 //
 // Where TMA can read both operands: w8a8_gemm_skinny_sm90.cuh, whose shape is chosen here. Up to 32 tokens where it can
-// read b only: w8a8_linear_sm90.cuh.
+// read b only: w8a8_gemm_skinny_sm90_unaligned.cuh.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -15,7 +15,7 @@
 #include "base/message.h"
 #include "cuda/clusters.h"
 #include "cuda/gemm/w8a8_gemm_skinny_sm90.cuh"
-#include "cuda/gemm/w8a8_linear_sm90.cuh"
+#include "cuda/gemm/w8a8_gemm_skinny_sm90_unaligned.cuh"
 #include "cuda/tensor_map.h"
 #include "plan/cost.h"
 
@@ -27,6 +27,7 @@ namespace {
 
 constexpr std::string_view kName = "w8a8_gemm_skinny_sm90";
 constexpr std::int64_t kMaxTokens = 512;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of b: 32-bit indices
 
 // How blocks share the work.
 struct TileShape {
@@ -208,9 +209,9 @@ std::string detail(const GemmProblem& p) {
 
 void load(const GemmProblem& problem) {
   prepare_clusters(problem.device);
-  prepare_skinny<std::int8_t, 1>(kName);
-  prepare_skinny<std::int8_t, 2>(kName);
-  prepare_skinny<std::int8_t, 4>(kName);
+  prepare_skinny<1>(kName);
+  prepare_skinny<2>(kName);
+  prepare_skinny<4>(kName);
   for_each_tile([]<class T>(T) { prepare(kName, w8a8_gemm_skinny_kernel<T>, kSkinnyShared); });
   prepare_tensor_maps(kName);
 }
@@ -232,7 +233,7 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   }
   with_few(size.m, size.k, [&](auto blocks) {
     SkinnyProduct p = skinny_product(problem, o);
-    launch_skinny<std::int8_t, decltype(blocks)::value>(kName, p, problem, launch.stream);
+    launch_skinny<decltype(blocks)::value>(kName, p, problem, launch.stream);
   });
 }
 

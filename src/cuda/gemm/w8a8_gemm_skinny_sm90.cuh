@@ -16,13 +16,15 @@
 #include <cstdint>
 
 #include "cuda/device/grid.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/operands.h"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
 
+inline constexpr int kSkinnyShared = 227 * 1024;
 inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
 inline constexpr int kMaxStages = 16;
 // 64, 128 and 256 x 4096 x 4096 on an H200: 13.8, 14.5 and 16.0 us with one, 12.2, 12.8 and 14.3 with three.
