@@ -128,11 +128,11 @@ class WeightOperand {
 // Enough sums for the latency of their additions, at most what the registers hold beside a weight and an activation.
 constexpr std::int64_t stream_rows(Isa isa) { return isa >= Isa::avx512 ? 12 : isa >= Isa::avx2 ? 6 : 2; }
 constexpr std::int64_t stream_panels(Isa isa, std::int64_t rows) {
-  if (isa >= Isa::avx512) return rows == 1 ? 8 : rows <= 4 ? 4 : rows <= 6 ? 3 : rows <= 8 ? 2 : 1;
+  if (isa >= Isa::avx512) return rows <= 4 ? 4 : rows <= 6 ? 3 : rows <= 8 ? 2 : 1;
   if (isa >= Isa::avx2) return rows <= 2 ? 2 : 1;
   return rows == 1 ? 2 : 1;
 }
-constexpr std::int64_t kMaxStreamPanels = 8;
+constexpr std::int64_t kMaxStreamPanels = 4;
 constexpr std::int64_t kStreamCols = kMaxStreamPanels * kPanelChannels;
 
 // Bytes ahead in each panel; beyond a page the machine does not look by itself (21 to 28 GB/s on one thread of Zen 5).
@@ -253,6 +253,7 @@ struct StreamScratch {
   alignas(64) float sums[kMaxStreamTiles * kMaxRows * kStreamCols];
   WeightPanels::Storage<Codec> buffers[kMaxStreamPanels];
 };
+static_assert(kStreamCols >= kPackedTerms);  // x whose rows lie side by side is packed by way of the sums
 
 // A VectorTile that multiplies a few rows too.
 template <template <Isa> class Codec>
