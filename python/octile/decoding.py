@@ -7,8 +7,10 @@ host starts it, and reads what came out two tokens later. On a CPU a token is on
 
 import collections
 import contextlib
+import functools
 import inspect
 import types
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -30,48 +32,70 @@ _PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _
 # What models call their cache: "past_key_values" before Transformers 5.24.
 _prepare = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
 _CACHE = "cache" if "cache" in _prepare.parameters else "past_key_values"
-_ATTENTION = "octile_one_query"
+_ATTENTION, _KERNEL = "octile_one_query", "octile_one_query_kernel"
 _PLAIN_WORDS = {"is_causal", "position_ids", "sliding_window", "use_cache", _CACHE}  # do not change one row's attention
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
-    """Transformers' "sdpa" attention. The heads of one query token that share keys and values are the rows of one head, so
-    that keys and values are not repeated in memory; on a GPU by a kernel that reads only the places that the mask shows.
+    """Transformers' "sdpa" attention. The heads of one query token that share keys and values become the rows of one head, so
+    that keys and values are not repeated in memory.
 
     query: (batch, heads, rows, size); key and value: (batch, heads / groups, places, size). Returns (batch, rows, heads, size).
     """
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]
-    plain = rows == 1 and not dropout and all(words[name] is None for name in words.keys() - _PLAIN_WORDS)
-    if plain and one_query is not None and one_query.takes(query, key, value, attention_mask):
-        return one_query.attend(query, key, value, attention_mask, scaling), None
-    if not plain or groups == 1 or (attention_mask is not None and attention_mask.shape[1] > 1):
+    masks_differ = attention_mask is not None and attention_mask.shape[1] > 1
+    if rows > 1 or groups == 1 or not _plain(words) or masks_differ:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **words)
     query = query.reshape(batch, heads // groups, groups, size)
-    y = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
+    y = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
     return y.reshape(batch, 1, heads, -1), None
 
 
-transformers.AttentionInterface.register(_ATTENTION, _one_query)
-transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.sdpa_mask)
+def _one_query_kernel(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
+    """The same by a kernel that reads only the places that the mask shows, for the tensors that it takes."""
+    if not dropout and _plain(words) and one_query.takes(query, key, value, attention_mask):
+        return one_query.attend(query, key, value, attention_mask, scaling), None
+    return _one_query(module, query, key, value, attention_mask, dropout, scaling, **words)
+
+
+def _plain(words):
+    return all(words[name] is None for name in words.keys() - _PLAIN_WORDS)
+
+
+for _name, _attention in ((_ATTENTION, _one_query), (_KERNEL, _one_query_kernel)):
+    transformers.AttentionInterface.register(_name, _attention)
+    transformers.AttentionMaskInterface.register(_name, transformers.masking_utils.sdpa_mask)
 
 
 @contextlib.contextmanager
 def _one_query_in(model):
-    """Gives _one_query to the parts of the model whose attention is "sdpa", and takes it back."""
+    """Gives one of these to the parts of the model whose attention is "sdpa", and takes it back."""
+    attention = _KERNEL if one_query is not None and one_query.runs_on(model.device) else _ATTENTION
     models = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
     # The others read the attention's name themselves.
     fixed = {id(part.config) for part in models if not part._supports_attention_backend}
     configs = {id(part.config): part.config for part in models if id(part.config) not in fixed}
     configs = [config for config in configs.values() if config._attn_implementation == "sdpa"]
     for config in configs:
-        config._attn_implementation_internal = _ATTENTION
+        config._attn_implementation_internal = attention
     try:
         yield
     finally:
         for config in configs:
             config._attn_implementation_internal = "sdpa"
+
+
+def _on_its_device(call):
+    """Makes the GPU of input_ids the current one, where streams and graphs are made."""
+
+    @functools.wraps(call)  # generate() reads the signature
+    def on_device(self, model, input_ids, *arguments, **words):
+        with torch.cuda.device(input_ids.device) if input_ids.is_cuda else contextlib.nullcontext():
+            return call(self, model, input_ids, *arguments, **words)
+
+    return on_device
 
 
 class Decoding:
@@ -111,6 +135,7 @@ class Decoding:
         self._model, self._steps = None, {}
 
     @torch.no_grad()
+    @_on_its_device
     def __call__(
         self, model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, streamer=None,
         tokens_to=None, **words,
@@ -189,7 +214,7 @@ class Decoding:
 
 
 def _own(function):
-    """A copy with a code object of its own, by which torch.compile finds programs."""
+    """A copy with a code object of its own: torch.compile caches programs by code object."""
     code = function.__code__.replace()
     return types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -236,10 +261,11 @@ class _Step:
         self.programs, self._processors, self._sample = programs, processors, sample
         self._place = cache.layers[0].cumulative_length
         empty = lambda *shape: torch.zeros(shape, dtype=torch.long, device=ids.device)  # noqa: E731
-        self.ids, self._token, self._at, self._mask = empty(batch, self.places), empty(batch, 1), empty(1), None
+        self._state = _State(
+            empty(batch).bool(), empty(len(end)), empty(1), empty(batch, 1), empty(batch, self.places), empty(1), empty(batch + 1)
+        )  # fmt: skip
+        self.ids, self._mask, self._graph = self._state.ids, None, None
         self._positions = empty(batch, 1) if positions else None
-        self._unfinished, self._end, self._pad = empty(batch).bool(), empty(len(end)), empty(1)
-        self._said, self._graph = empty(batch + 1), None
 
     def begin(self, model, ids, words, end, pad):
         """The first token, from the prompt."""
@@ -253,11 +279,11 @@ class _Step:
         self._mask.fill_(1)
         if mask is not None:
             self._mask[:, : mask.shape[1]] = mask
-        self._unfinished.fill_(True)
-        self._end.copy_(torch.tensor(end, dtype=torch.long))
-        self._pad.fill_(pad)
+        self._state.unfinished.fill_(True)
+        self._state.end.copy_(torch.tensor(end, dtype=torch.long))
+        self._state.pad.fill_(pad)
         self.ids[:, : ids.shape[1]] = ids
-        self._at.fill_(ids.shape[1])
+        self._state.at.fill_(ids.shape[1])
         if self._positions is not None:
             self._positions.copy_(words["position_ids"][:, -1:] + 1)
         self._choose(self._prefill(model, ids, words), _settle)
@@ -276,10 +302,10 @@ class _Step:
 
     def say(self):
         """The last token of each sequence, and whether any goes on; on the host when the event is done."""
-        if not self._said.is_cuda:
-            return self._said.clone(), None
-        host = torch.empty(self._said.shape, dtype=torch.long, pin_memory=True)
-        host.copy_(self._said, non_blocking=True)
+        if not self._state.said.is_cuda:
+            return self._state.said.clone(), None
+        host = torch.empty(self._state.said.shape, dtype=torch.long, pin_memory=True)
+        host.copy_(self._state.said, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         return host, event
@@ -307,7 +333,7 @@ class _Step:
         if self._positions is not None:
             words["position_ids"] = self._positions
         forward, settle = self.programs
-        logits = forward(input_ids=self._token, attention_mask=self._mask, **words)
+        logits = forward(input_ids=self._state.token, attention_mask=self._mask, **words)
         self._choose(logits, settle)
         self._place += 1
         if self._positions is not None:
@@ -316,7 +342,7 @@ class _Step:
     def _choose(self, logits, settle):
         scores = self._processors(self.ids, logits.float()) if self._processors else logits
         chosen = torch.multinomial(torch.softmax(scores.float(), -1), 1)[:, 0] if self._sample else None
-        settle(scores, chosen, self._unfinished, self._end, self._pad, self._token, self.ids, self._at, self._said)
+        settle(scores, chosen, self._state)
 
     def _capture(self):
         side = torch.cuda.Stream()
@@ -324,7 +350,7 @@ class _Step:
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles, and whatever a kernel does at its first launch
                 self._cache.reset()
-                self._at.zero_()
+                self._state.at.zero_()
                 self._next()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
@@ -336,8 +362,21 @@ class _Step:
             raise RuntimeError(text + str(error)) from error
 
 
-def _settle(scores, chosen, unfinished, end, pad, token, ids, at, said):
-    """Writes each sequence's next token, `chosen` or that of the highest score, (batch, tokens), wherever it is needed."""
+class _State(NamedTuple):
+    """What the loop keeps of the sequences of a batch."""
+
+    unfinished: torch.Tensor  # (batch), bool
+    end: torch.Tensor  # the end tokens
+    pad: torch.Tensor  # (1)
+    token: torch.Tensor  # (batch, 1), the last one
+    ids: torch.Tensor  # (batch, places), all of them
+    at: torch.Tensor  # (1), how many
+    said: torch.Tensor  # (batch + 1), for the host: the last tokens, and whether any sequence goes on
+
+
+def _settle(scores, chosen, state):
+    """Writes each sequence's next token: `chosen` (batch), or that of the highest score, (batch, tokens)."""
+    unfinished, end, pad, token, ids, at, said = state
     chosen = scores.argmax(-1) if chosen is None else chosen
     token[:, 0] = torch.where(unfinished, chosen, pad)
     unfinished &= (token != end).all(-1)

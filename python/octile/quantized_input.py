@@ -104,7 +104,7 @@ class _Norm(torch.autograd.Function):
                     dz = dh * weight
                     dx = (dz - h * (dz * h).mean(-1, keepdim=True)) * rstd
                 if need_weight:
-                    dweight = (dh * h).sum(tuple(range(dh.dim() - 1)))
+                    dweight = (dh * h).sum(tuple(range(dh.dim() - 1))) if dh.dim() > 1 else dh * h
             dweight, dbias = (None if d is None else d.to(weight.dtype) for d in (dweight, dbias))
         if dtotal is not None and needs[0]:
             dx = dtotal if dx is None else dx + dtotal

@@ -105,20 +105,22 @@ def graphs(monkeypatch):
 
 def test_programs(graphs, device):
     """A program for each batch, place and shape of a weight, and inference_mode, but not for each processor."""
+    # On a GPU, another program writes the token, and once more for one that was sampled.
+    wanted = iter([2, 4, 5, 7, 9, 11] if device.type == "cuda" else [1, 2, 2, 3, 4, 5])
     model, decode = model_of(device), Decoding()
-    for count, (batch, words) in enumerate([(2, {}), (1, {}), (2, {"do_sample": True, "top_k": 1})]):
+    for batch, words in [(2, {}), (1, {}), (2, {"do_sample": True, "top_k": 1})]:
         inputs = prompt(device, batch)
         assert torch.equal(tokens(model, inputs, decode, **words), tokens(model, inputs))
-        assert graphs() == min(count + 1, 2)
+        assert graphs() == next(wanted)
     model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight)
     assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
-    assert graphs() == 3
+    assert graphs() == next(wanted)
     with torch.inference_mode():
         assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
-    assert graphs() == 4
+    assert graphs() == next(wanted)
     model.lm_head.weight.data = model.lm_head.weight.data[:100]  # the same memory
     assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
-    assert graphs() == 5
+    assert graphs() == next(wanted)
     other = model_of(device, layers=1)
     assert torch.equal(tokens(other, inputs, decode), tokens(other, inputs))
 
@@ -273,7 +275,7 @@ def test_refuses(words, why):
 def test_kernel_of_one_query(shape, shown, device):
     from octile.decoding import one_query
 
-    if device.type != "cuda" or one_query is None:
+    if one_query is None or not one_query.runs_on(device):
         pytest.skip("a kernel in Triton, for GPUs")
     batch, heads, shared, places, size = shape
     generator = torch.Generator(device).manual_seed(places)
@@ -299,3 +301,9 @@ def test_kernel_of_one_query(shape, shown, device):
         masks = None if mask is None else mask[one % len(mask)][None]
         alone = one_query.attend(q[one, None], k[one, None], v[one, None], masks, None)
         assert torch.equal(alone, one_query.attend(q, k, v, mask, None)[one, None])
+    assert not one_query.takes(q.float(), k.float(), v.float(), mask)
+    assert not one_query.takes(q.expand(batch, heads, 2, size), k, v, mask)
+    assert not one_query.takes(q, k, v[..., : size // 2], mask)
+    if mask is not None:
+        assert not one_query.takes(q, k, v, mask.float())
+        assert not one_query.takes(q, k, v, mask.expand(-1, heads, 1, places))

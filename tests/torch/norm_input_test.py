@@ -147,12 +147,13 @@ def test_gradients_beside_torch(dtype, centred, residual, backward, device, gene
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_gradients_of_the_norm_are_torchs(centred, device, generator):
+@pytest.mark.parametrize("shape", [(30, 64), (3, 10, 64), (64,)])
+def test_gradients_of_the_norm_are_torchs(shape, centred, device, generator):
     """Through a layer that multiplies by one: dH is known."""
     one = octile.Linear(64, 64, False, device=device)
     with torch.no_grad():
         one.weight.copy_(torch.eye(64))
-    x, dy, weight = (draw(generator, device, *size) for size in ((30, 64), (30, 64), (64,)))
+    x, dy, weight = (draw(generator, device, *size) for size in (shape, shape, (64,)))
     parameters = [weight, draw(generator, device, 64)] if centred else [weight]
     norm, plain = (layer_norm, F.layer_norm) if centred else (rms_norm, F.rms_norm)
     ours = [t.detach().requires_grad_() for t in (x, *parameters)]

@@ -1,6 +1,7 @@
-// w4a16 and w8a16 with vdpbf16ps: weights as pairs of bf16, which hold every s8 and every s4 less its zero point, times
-// the pairs of a row of bf16. A lane adds the product of the pair's second terms to its sum, and then that of the first
-// ones. It rounds to nearest, whatever MXCSR says, and takes subnormal numbers for zero: x, and sums as they grow.
+// w4a16 and w8a16 by pairs of bf16, which hold every s8 and every s4 less its zero point, times the pairs of a row of
+// bf16: with vdpbf16ps, or AMX (bf16_tiles.h). A lane of vdpbf16ps adds the product of the pair's second terms to its
+// sum, and then that of the first ones. It rounds to nearest, whatever MXCSR says, and takes subnormal numbers for
+// zero: x, and sums as they grow.
 #pragma once
 
 #include <immintrin.h>
@@ -77,7 +78,7 @@ struct NibblePairs : PairVectors {
   }
 
  private:
-  // In the lowest four bits of a lane's words; what lies above them is any.
+  // In the lowest four bits of a lane's words; the bits above are arbitrary.
   template <NibbleOrder kOrder>
   static OCTILE_PANEL_INLINE __m512i nibbles(__m512i line, int t) {
     if (kOrder == NibbleOrder::packed) {  // byte i has terms i and i + 4

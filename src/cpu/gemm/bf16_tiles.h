@@ -1,6 +1,6 @@
 // w4a16 and w8a16 with tdpbf16ps: 16 rows by 32 terms, times 32 terms of 16 channels. 16 elements of a panel of
-// weights, pairs as in bf16_pairs.h, are such a tile as they lie; panels of left are tiles of (16 pairs, rows, 16
-// pairs).
+// weights, pairs as in bf16_pairs.h, already form such a tile in memory; panels of left are tiles of (16 pairs, rows,
+// 16 pairs).
 //
 // An instruction adds the products of the pairs' first terms to one sum, in order, and those of the second terms to
 // another, and then both to the tile's. It rounds to nearest, whatever MXCSR says, and takes subnormal numbers for
@@ -36,8 +36,8 @@ OCTILE_AMX void configure_tiles(std::int64_t left_rows) {
 
 OCTILE_AMX void release_tiles() { _tile_release(); }
 
-// Of each segment: how many tiles of a channel, and where its scales are. `take` gives the next tile, `prepare` makes
-// the one after it.
+// Of each segment: how many tiles of a channel, and where its scales are. `take` returns the current tile, `prepare`
+// decodes the next.
 struct PanelLines {
   static constexpr std::int64_t kStride = kMaxCols * sizeof(Bf16Pair);
   static constexpr std::int64_t kNext = kPanelChannels;  // pairs from a panel to the one beside it

@@ -12,7 +12,7 @@ namespace octile::cpu {
 // From narrow to wide; a machine has those of its architecture. neon and i8mm are 64-bit Arm's: NEON itself is its
 // baseline, `neon` is the dot product in it, i8mm the product of two rows by two. On x86-64 each needs those before it,
 // but none needs avxvnni: AVX-VNNI is AVX2 with the dot product of 32 bytes, which processors without AVX-512 have. amx
-// is tiles of int8 and of bf16: all processors with one have the other.
+// is tiles of int8 and of bf16: all processors with one have the other, and a virtual machine that hides one has none.
 enum class Isa : std::uint8_t { baseline, neon, i8mm, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx };
 inline constexpr int kIsaCount = 9;
 
