@@ -27,7 +27,7 @@ PEERS = ("torch bf16", "torchao int8", "torchao int4")
 CONTENDERS = (*OURS, *(name + DECODING for name in OURS), *PEERS, *(name + COMPILED for name in PEERS))
 CONTENDERS += ("llama.cpp Q8_0", "llama.cpp Q4_0")
 # Of each of ours the one to be compared with.
-AGAINST = {"octile w8a8": "llama.cpp Q8_0", "octile w4a8": "llama.cpp Q4_0", "octile w4a16": "llama.cpp Q4_0", "octile w4a16 bf16": "llama.cpp Q4_0"}
+AGAINST = {name: "llama.cpp Q8_0" if name == "octile w8a8" else "llama.cpp Q4_0" for name in OURS}
 
 
 def parse_arguments(argv=None):

@@ -54,7 +54,7 @@ def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=N
 
 
 def _one_query_kernel(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
-    """The same by a kernel that reads only the places that the mask shows, for the tensors that it takes."""
+    """The same, by a kernel that reads only what the mask lets through, for the tensors that it takes."""
     if not dropout and _plain(words) and one_query.takes(query, key, value, attention_mask):
         return one_query.attend(query, key, value, attention_mask, scaling), None
     return _one_query(module, query, key, value, attention_mask, dropout, scaling, **words)
@@ -71,7 +71,7 @@ for _name, _attention in ((_ATTENTION, _one_query), (_KERNEL, _one_query_kernel)
 
 @contextlib.contextmanager
 def _one_query_in(model):
-    """Gives one of these to the parts of the model whose attention is "sdpa", and takes it back."""
+    """Replaces the attention "sdpa" in all parts of the model, and puts it back."""
     attention = _KERNEL if one_query is not None and one_query.runs_on(model.device) else _ATTENTION
     models = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
     # The others read the attention's name themselves.
@@ -92,7 +92,7 @@ def _on_its_device(call):
 
     @functools.wraps(call)  # generate() reads the signature
     def on_device(self, model, input_ids, *arguments, **words):
-        with torch.cuda.device(input_ids.device) if input_ids.is_cuda else contextlib.nullcontext():
+        with torch.cuda.device_of(input_ids):
             return call(self, model, input_ids, *arguments, **words)
 
     return on_device

@@ -90,7 +90,7 @@ class _Norm(torch.autograd.Function):
         needs = [need_x or need_residual, need_weight, need_bias]
         dx = dweight = dbias = None
         if dh is not None:
-            # In the shape of x, not as a matrix: torch.compile then adds the gradient of the sum in the same kernel.
+            # In the shape of x, not as a matrix, so that torch.compile can add the gradient of the sum in the same kernel.
             z, dh = total.float(), dh.float()
             rstd = rstd.view(*z.shape[:-1], 1)
             if ctx.centred:
@@ -104,7 +104,7 @@ class _Norm(torch.autograd.Function):
                     dz = dh * weight
                     dx = (dz - h * (dz * h).mean(-1, keepdim=True)) * rstd
                 if need_weight:
-                    dweight = (dh * h).sum(tuple(range(dh.dim() - 1))) if dh.dim() > 1 else dh * h
+                    dweight = (dh * h).reshape(-1, h.shape[-1]).sum(0)
             dweight, dbias = (None if d is None else d.to(weight.dtype) for d in (dweight, dbias))
         if dtotal is not None and needs[0]:
             dx = dtotal if dx is None else dx + dtotal

@@ -300,8 +300,8 @@ struct AmxTile {
   }
 };
 
-// Sapphire Rapids: 250 to 650 in 1e9 operations a second and core.
-inline constexpr int kTileGiga = 500;
+// GFLOP/s of a core for the estimate; a Sapphire Rapids reaches 250 to 650.
+inline constexpr int kTileGflops = 500;
 
 }  // namespace
 

@@ -55,11 +55,10 @@ struct Terms {
   OCTILE_TILE_INLINE static void multiply_one(const TileRun& run, const TileOperands& at, __m512i& sum) {
     const __m512i low = _mm512_set1_epi8(15);
     __m512i chains[2][2] = {{sum, _mm512_setzero_si512()}, {_mm512_setzero_si512(), _mm512_setzero_si512()}};
-    const std::int64_t ahead = kOneAhead;
     const std::uint8_t* left = at.a;
     const std::uint8_t* right = at.b;
     const auto add_line = [&](__m512i(&chain)[2]) OCTILE_TILE {
-      _mm_prefetch(right + ahead, _MM_HINT_T0);
+      _mm_prefetch(right + kOneAhead, _MM_HINT_T0);
       const __m512i line = _mm512_loadu_si512(right);
       chain[0] = _mm512_dpbusd_epi32(chain[0], _mm512_and_si512(line, low), broadcast(left));
       chain[1] = _mm512_dpbusd_epi32(chain[1], _mm512_and_si512(line >> 4, low), broadcast(left + kLaneBytes));
