@@ -202,8 +202,9 @@ class Decoding:
             return forward, _settle
         forward = _own(forward)
         if device.type == "cuda":
-            pdl = self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl")
-            options = {"triton.enable_pdl": True} if pdl else {}
+            options = {"combo_kernels": True}  # independent kernels as one, as of rotary positions and the cache
+            if self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl"):
+                options["triton.enable_pdl"] = True
             return [torch.compile(f, dynamic=False, options=options) for f in (forward, _own(_settle))]
         guarded = torch.compile(forward, dynamic=False)
         if not hasattr(torch.compiler, "skip_all_guards_unsafe"):

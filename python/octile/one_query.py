@@ -17,6 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # Triton before 3.3
+    gdc_launch_dependents = gdc_wait = None
+
 # Positions that a program reads at a time; half as many beyond a head size of 128, for GPUs with 99 KB of shared memory.
 _STEP = 64
 _SPLIT = 256  # positions of a program, more if there would be more than _MAX_SPLITS
@@ -29,9 +34,12 @@ def _attend_split(
     q, k, v, mask, y, partial, maxima, denominators, scale, positions,
     q_batch, q_head, k_batch, k_head, k_position, v_batch, v_head, v_position, mask_batch, mask_position,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr, STEP: tl.constexpr, MASKED: tl.constexpr, ALONE: tl.constexpr,
+    SPLIT: tl.constexpr, STEP: tl.constexpr, MASKED: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # ROWS are GROUP and WIDTH is SIZE, padded; q_batch and the like are strides.
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = pair // KV_HEADS, pair % KV_HEADS
     rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -82,8 +90,12 @@ def _attend_split(
 
 @triton.jit
 def _add_splits(
-    partial, maxima, denominators, y, splits, SIZE: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr
+    partial, maxima, denominators, y, splits, SIZE: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     split, columns = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
     row_max = tl.load(maxima + row * splits + split, mask=split < splits, other=-float("inf"))
@@ -101,6 +113,13 @@ def _add_splits(
 def runs_on(device):
     """Whether attend() is for this device: an NVIDIA GPU from Ampere on."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _starts_early(device):
+    """How to launch: whether a kernel may start before the preceding one has ended (programmatic dependent launch, Hopper
+    and newer). It reads nothing until that one has."""
+    early = gdc_wait is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": early} | ({"launch_pdl": True} if early else {})
 
 
 def takes(query, key, value, mask):
@@ -144,16 +163,20 @@ def attend(
         parts = [query.new_empty(batch, heads, splits, *last, dtype=torch.float32) for last in ((size,), (), ())]
     masked = mask is not None
     mask = mask.expand(batch, 1, 1, positions) if masked else query
+    early = _starts_early(query.device)
     with torch.cuda.device_of(query):
         _attend_split[batch * kv_heads, splits](
             query, key, value, mask, y, *parts, (1 / math.sqrt(size) if scale is None else scale) * math.log2(math.e),
             positions, *query.stride()[:2], *key.stride()[:3], *value.stride()[:3], mask.stride(0), mask.stride(3),
             KV_HEADS=kv_heads, GROUP=heads // kv_heads, ROWS=rows, SIZE=size, WIDTH=width, SPLIT=split,
             STEP=_STEP if width <= 128 else _STEP // 2, MASKED=masked, ALONE=splits == 1, num_warps=4, num_stages=3,
+            **early,
         )  # fmt: skip
         if splits > 1:
             padded = triton.next_power_of_2(splits)
-            _add_splits[(batch * heads,)](*parts, y, splits, SIZE=size, WIDTH=width, SPLITS=padded, num_warps=4)
+            _add_splits[(batch * heads,)](
+                *parts, y, splits, SIZE=size, WIDTH=width, SPLITS=padded, num_warps=4, **early
+            )
     return y
 
 
