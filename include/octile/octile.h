@@ -86,7 +86,7 @@ typedef struct {
 /* A view, laid out as DLPack's DLTensor: a DLTensor* may be cast to an octile_tensor*. It owns nothing.
  *   dtype    int 4, 8, 32; uint 8; float 16, 32, 64; bfloat 16. int 4 is packed two per byte, the even element in the
  *            low nibble, every row on a byte of its own; its shape and strides count elements
- *   ndim     1 or 2
+ *   ndim     1 or 2; 3 and 4 for octile_attend_one_query alone
  *   strides  in elements; NULL is compact row-major (int 4: rows of an even number of elements). In a matrix strides[1]
  *            is 1 and strides[0] >= shape[1] (int 4: even), or 0 to repeat one row of an input. In a vector it is >= 0,
  *            0 repeats one value of an input. Of a single row or element it may be anything not negative
@@ -552,6 +552,27 @@ OCTILE_API octile_status octile_grouped_linear_backward_can_implement(const octi
 OCTILE_API octile_status octile_grouped_linear_backward_run(const octile_plan* plan,
                                                             const octile_grouped_linear_backward_args* args,
                                                             void* workspace, size_t workspace_size, void* stream);
+
+/* ---- Attention of one query token a sequence over its cache, on the CPU ---- */
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* query; /* (batch, heads, size), F16, BF16 or F32; size at most 256 */
+  const octile_tensor* key;   /* (batch, kv_heads, positions, size), dtype of query; kv_heads divides heads */
+  const octile_tensor* value; /* the same */
+  const octile_tensor* mask;  /* (batch or 1, positions), uint 8: 0 hides a position. Absent: all are visible */
+  const octile_tensor* y;     /* out (batch, heads, size), dtype of query, compact */
+  double scale;               /* of query . key; 1 / sqrt(size) as a rule */
+  int32_t threads;            /* maximum number of CPU threads; 0: all */
+  int32_t reserved;           /* 0 */
+} octile_attend_one_query_args;
+
+/* y = sum_p w_p value_p / sum_p w_p with w_p = exp(scale * query . key_p), over the visible positions p, with f32 sums;
+ * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). Strides are any, except
+ * that the last dimension of query, key and value is contiguous. Hidden positions are not read. The bits depend on the
+ * instruction set, but not on the threads or on the other sequences. Allocates some 8 bytes for every position of the
+ * cache and query head. */
+OCTILE_API octile_status octile_attend_one_query(const octile_attend_one_query_args* args);
 
 /* ---- The kernel table ---- */
 

@@ -2,10 +2,12 @@
 #include "torch_ops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "octile/octile.h"
 #include "plan_cache.h"
@@ -522,6 +524,39 @@ void grouped_linear(Value* stack) {
   args.router_weight = views(router_weight);
   args.y = views(y, shape);
   run(octile_grouped_linear_run, *plan, args, x.device());
+  stack[0] = y.release();
+}
+
+// ---- attend_one_query(Tensor query, Tensor key, Tensor value, Tensor? mask, float? scale) -> Tensor ----
+
+void attend_one_query(Value* stack) {
+  Input query("query", stack[0]), key("key", stack[1]), value("value", stack[2]);
+  Input mask = Input::optional("mask", stack[3]);
+  const std::optional<Value> given_scale = take_optional(stack[4]);
+  look(query, key, value, mask);
+  for (const Input* input : {&query, &key, &value, &mask}) {
+    if (input->present()) input->require_dimensions(4);
+  }
+  if (query.size(2) != 1) fail("query has %lld rows, expected 1", static_cast<long long>(query.size(2)));
+  if (mask.present() && (mask.torch_dtype() != shim.boolean || mask.size(1) != 1 || mask.size(2) != 1)) {
+    fail("mask is of %s, expected (batch or 1, 1, 1, positions) of bool", name_of(mask.torch_dtype()));
+  }
+  const std::int64_t batch = query.size(0), heads = query.size(1), size = query.size(3);
+  Output y(query.torch_dtype(), query.device());
+  y.create_dense({batch, 1, heads, size});
+
+  View views[5];
+  octile_attend_one_query_args args = {};
+  args.struct_size = sizeof args;
+  args.query = views[0].dimensions(query, {0, 1, 3});
+  args.key = views[1].dimensions(key, {0, 1, 2, 3});
+  args.value = views[2].dimensions(value, {0, 1, 2, 3});
+  args.mask = views[3].dimensions(mask, {0, 3});
+  args.y = views[4].dense(y, {batch, heads, size});
+  args.scale = 1 / std::sqrt(static_cast<double>(size));
+  if (given_scale) std::memcpy(&args.scale, &*given_scale, sizeof args.scale);
+  args.threads = threads_of(query.device());
+  if (octile_attend_one_query(&args) != OCTILE_OK) fail("%s", octile_last_error());
   stack[0] = y.release();
 }
 

@@ -16,6 +16,7 @@ void linear(Value* stack);
 void linear_int8(Value* stack);
 void linear_s4(Value* stack);
 void linear_packed(Value* stack);
+void attend_one_query(Value* stack);  // on the CPU
 void linear_backward(Value* stack);
 void grouped_linear(Value* stack);
 void grouped_linear_backward(Value* stack);

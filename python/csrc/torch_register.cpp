@@ -21,6 +21,7 @@ struct Registration {
   const char* name;
   Op op;
   std::uint64_t inputs, outputs;
+  bool on_gpus = true;  // else CUDA tensors have another implementation, or none
 };
 
 constexpr Registration kOps[] = {
@@ -34,6 +35,7 @@ constexpr Registration kOps[] = {
     {"linear_backward", linear_backward, 15, 3},
     {"grouped_linear", grouped_linear, 16, 1},
     {"grouped_linear_backward", grouped_linear_backward, 13, 3},
+    {"attend_one_query", attend_one_query, 5, 1, false},
 };
 // Reported to torch; __FILE__ would name a folder of the build machine.
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";
@@ -61,18 +63,21 @@ void boxed(Value* stack, std::uint64_t inputs, std::uint64_t outputs) {
 }
 
 template <std::size_t... index>
-Error register_all(LibraryHandle library, std::index_sequence<index...>) {
-  for (auto [name, kernel] : {std::pair<const char*, Kernel>{kOps[index].name, boxed<index>}...}) {
-    if (shim.library_impl(library, name, kernel, kTorchVersion) != 0) return message("torch refused octile::%s", name);
+Error register_all(LibraryHandle library, bool gpu, std::index_sequence<index...>) {
+  for (auto [op, kernel] : {std::pair<const Registration*, Kernel>{&kOps[index], boxed<index>}...}) {
+    if (gpu && !op->on_gpus) continue;
+    if (shim.library_impl(library, op->name, kernel, kTorchVersion) != 0) {
+      return message("torch refused octile::%s", op->name);
+    }
   }
   return nullptr;
 }
 
-Error register_for(const char* key, LibraryHandle* library) {
+Error register_for(const char* key, bool gpu, LibraryHandle* library) {
   if (shim.library_init_impl("octile", key, kFile, __LINE__, library) != 0) {
     return message("torch refused implementations for %s", key);
   }
-  return register_all(*library, std::make_index_sequence<kOpCount>());
+  return register_all(*library, gpu, std::make_index_sequence<kOpCount>());
 }
 
 struct Tasks {
@@ -106,8 +111,8 @@ extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
   if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so is of another version than _octile_torch.so";
   if (Error error = load_shim()) return error;
   LibraryHandle cpu = nullptr, cuda = nullptr;
-  Error error = register_for("CPU", &cpu);
-  if (error == nullptr) error = register_for("CUDA", &cuda);
+  Error error = register_for("CPU", false, &cpu);
+  if (error == nullptr) error = register_for("CUDA", true, &cuda);
   if (error != nullptr) {
     for (LibraryHandle library : {cpu, cuda}) {
       if (library != nullptr) shim.delete_library(library);

@@ -70,6 +70,7 @@ const char* fill(void* torch) {
   number("aoti_torch_dtype_int8", &shim.s8);
   number("aoti_torch_dtype_uint8", &shim.u8);
   number("aoti_torch_dtype_int32", &shim.s32);
+  number("aoti_torch_dtype_bool", &shim.boolean);
   return missing;
 }
 
@@ -129,6 +130,7 @@ void use_callbacks(const Callbacks& callbacks) {
   shim.cpu = OCTILE_DEVICE_CPU, shim.cuda = OCTILE_DEVICE_CUDA;
   shim.f16 = OCTILE_DTYPE_F16, shim.bf16 = OCTILE_DTYPE_BF16, shim.f32 = OCTILE_DTYPE_F32, shim.f64 = OCTILE_DTYPE_F64;
   shim.s8 = OCTILE_DTYPE_S8, shim.u8 = OCTILE_DTYPE_U8, shim.s32 = OCTILE_DTYPE_S32;
+  shim.boolean = OCTILE_DTYPE_S32 + 1;  // _ctypes_ops.py
 }
 
 const char* message(const char* format, ...) {

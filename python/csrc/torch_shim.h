@@ -15,6 +15,7 @@
 //                 delete_value where there is one (torch 2.13), with operator delete before
 //   int           an int64_t
 //   float         a double
+//   float?        0, or a pointer to a Value with the double, which is the kernel's to free in the same way
 //   bool          in the lowest byte
 //   ScalarType    one of the dtype numbers, as an int32_t
 #pragma once
@@ -87,7 +88,7 @@ struct Shim {
 
   // The numbers of this torch.
   std::int32_t cpu, cuda;
-  std::int32_t f16, bf16, f32, f64, s8, u8, s32;
+  std::int32_t f16, bf16, f32, f64, s8, u8, s32, boolean;
 };
 
 // Filled by load_shim; what comes before it must not call.

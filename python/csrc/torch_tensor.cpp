@@ -36,6 +36,7 @@ const Type& type_of(std::int32_t torch_dtype) {
   static constexpr Type kS8 = {"int8", OCTILE_DTYPE_S8, {OCTILE_CODE_INT, 8, 1}};
   static constexpr Type kU8 = {"uint8", OCTILE_DTYPE_U8, {OCTILE_CODE_UINT, 8, 1}};
   static constexpr Type kS32 = {"int32", OCTILE_DTYPE_S32, {OCTILE_CODE_INT, 32, 1}};
+  static constexpr Type kBool = {"bool", OCTILE_DTYPE_U8, {OCTILE_CODE_UINT, 8, 1}};
   if (torch_dtype == shim.bf16) return kBf16;
   if (torch_dtype == shim.f16) return kF16;
   if (torch_dtype == shim.s8) return kS8;
@@ -43,6 +44,7 @@ const Type& type_of(std::int32_t torch_dtype) {
   if (torch_dtype == shim.u8) return kU8;
   if (torch_dtype == shim.s32) return kS32;
   if (torch_dtype == shim.f64) return kF64;
+  if (torch_dtype == shim.boolean) return kBool;
   return kUnknown;
 }
 
@@ -67,16 +69,16 @@ void dense_strides(std::int64_t dimensions, const std::int64_t* sizes, std::int6
 std::int32_t dtype_of(std::int32_t torch_dtype) { return type_of(torch_dtype).dtype; }
 const char* name_of(std::int32_t torch_dtype) { return type_of(torch_dtype).name; }
 
-Input Input::optional(const char* name, Value value) {
+std::optional<Value> take_optional(Value value) {
   auto* given = reinterpret_cast<Value*>(value);
-  if (given == nullptr) return Input(name, 0);
-  const Value handle = *given;
+  if (given == nullptr) return std::nullopt;
+  const Value content = *given;
   if (shim.delete_value != nullptr) {
     shim.delete_value(given);
   } else {
     ::operator delete(given);
   }
-  return Input(name, handle);
+  return content;
 }
 
 void Input::look() {
@@ -112,9 +114,14 @@ void Input::as_vector() {
   form_ = Form::vector;
 }
 
+void Input::require_dimensions(int dimensions) const {
+  if (dimensions_ == dimensions) return;
+  fail("%s has %d dimensions, expected %d", name_, static_cast<int>(dimensions_), dimensions);
+}
+
 void Input::as_matrix() {
   if (!present()) return;
-  if (dimensions_ != 2) fail("%s has %d dimensions, expected 2", name_, static_cast<int>(dimensions_));
+  require_dimensions(2);
   as_rows();
 }
 
@@ -167,6 +174,13 @@ void Output::create_matrix(Shape shape) {
   const std::int64_t sizes[] = {shape.rows, shape.columns};
   const std::int64_t strides[] = {shape.row_stride, 1};
   create(2, sizes, strides);
+}
+
+void Output::create_dense(std::initializer_list<std::int64_t> sizes) {
+  std::int64_t strides[kMaxDimensions];
+  const auto dimensions = static_cast<std::int64_t>(sizes.size());
+  dense_strides(dimensions, sizes.begin(), strides);
+  create(dimensions, sizes.begin(), strides);
 }
 
 void Output::create_rows(const Input& input, std::int64_t columns) {
@@ -262,6 +276,25 @@ const octile_tensor* View::vector(const Output& output, std::int64_t size) {
 
 const octile_tensor* View::matrix(const Output& output, Shape shape) {
   return fill(output.data(), output.torch_dtype(), output.device(), shape);
+}
+
+const octile_tensor* View::dimensions(const Input& input, std::initializer_list<int> dimensions) {
+  if (!input.present()) return nullptr;
+  fill(input.data_, input.torch_dtype_, input.device_, {});
+  tensor_.ndim = 0;
+  for (int i : dimensions) {
+    shape_[tensor_.ndim] = input.sizes_[i];
+    strides_[tensor_.ndim++] = input.strides_[i];
+  }
+  return &tensor_;
+}
+
+const octile_tensor* View::dense(const Output& output, std::initializer_list<std::int64_t> sizes) {
+  fill(output.data(), output.torch_dtype(), output.device(), {});
+  tensor_.ndim = static_cast<std::int32_t>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), shape_);
+  tensor_.strides = nullptr;
+  return &tensor_;
 }
 
 }  // namespace octile_torch

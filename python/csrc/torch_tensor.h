@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <utility>
 
 #include "octile/octile.h"
@@ -42,12 +44,15 @@ struct Shape {
 std::int32_t dtype_of(std::int32_t torch_dtype);
 const char* name_of(std::int32_t torch_dtype);
 
+// The Value of a Tensor? or a float?, or none. Frees what `value` points to.
+std::optional<Value> take_optional(Value value);
+
 // An argument of an op. Every argument is taken over from the stack before anything can fail, so that none leaks.
 class Input {
  public:
   Input(const char* name, Value value) : name_(name), handle_(reinterpret_cast<TensorHandle>(value)) {}
   // Of a Tensor?.
-  static Input optional(const char* name, Value value);
+  static Input optional(const char* name, Value value) { return Input(name, take_optional(value).value_or(0)); }
 
   bool present() const { return handle_.get() != nullptr; }
 
@@ -59,6 +64,8 @@ class Input {
   std::int64_t elements() const;
   std::int32_t torch_dtype() const { return torch_dtype_; }
   octile_device device() const { return device_; }
+
+  void require_dimensions(int dimensions) const;
 
   // Requires a vector (a number counts as one element), or a matrix whose rows a plan can read, which may take a copy.
   // as_rows() merges all dimensions but the last, as_scales() takes a matrix for groups and a vector for channels.
@@ -97,6 +104,7 @@ class Output {
 
   void create_vector(std::int64_t size);
   void create_matrix(Shape shape);
+  void create_dense(std::initializer_list<std::int64_t> sizes);
   // (the sizes of `input` but the last, columns)
   void create_rows(const Input& input, std::int64_t columns);
   // Of f32 or f64.
@@ -147,13 +155,16 @@ class View {
   const octile_tensor* packed(const Input& input, std::int64_t columns, std::int64_t per_byte);
   const octile_tensor* vector(const Output& output, std::int64_t size);
   const octile_tensor* matrix(const Output& output, Shape shape);
+  // Of these dimensions of an input as it is; of a dense output of these sizes.
+  const octile_tensor* dimensions(const Input& input, std::initializer_list<int> dimensions);
+  const octile_tensor* dense(const Output& output, std::initializer_list<std::int64_t> sizes);
 
  private:
   const octile_tensor* fill(const void* data, std::int32_t torch_dtype, octile_device device, Shape shape);
 
   octile_tensor tensor_ = {};
-  std::int64_t shape_[2] = {};
-  std::int64_t strides_[2] = {};
+  std::int64_t shape_[4] = {};
+  std::int64_t strides_[4] = {};
 };
 
 // The views of one call. An input is the vector or matrix that as_...() made of it; without that it is NULL, as an

@@ -19,7 +19,7 @@ class _Described(C.Structure):
     _fields_ += [("dtype", C.c_int32), ("device_type", C.c_int32), ("device_index", C.c_int32)]
 
 
-_NUMBERS = _plans.DTYPES | {torch.uint8: _c.U8, torch.int32: _c.S32}
+_NUMBERS = _plans.DTYPES | {torch.uint8: _c.U8, torch.int32: _c.S32, torch.bool: _c.S32 + 1}
 _TYPES = {number: dtype for dtype, number in _NUMBERS.items()}
 _DEVICES = {"cpu": _c.CPU, "cuda": _c.CUDA}
 

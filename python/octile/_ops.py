@@ -13,6 +13,9 @@
     grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h);
                      rows that are no expert's are zeros
     grouped_linear_backward  linear_backward of each expert's rows; the same
+    attend_one_query  attention of one query token: query (batch, heads, 1, size), key and value (batch, heads / groups,
+                     positions, size), mask (batch or 1, 1, 1, positions) bool, scale 1 / sqrt(size) unless given ->
+                     (batch, 1, heads, size); zeros for a sequence with no visible position. On a GPU: one_query.py
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
 alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a
@@ -54,7 +57,9 @@ _SCHEMAS = {
     "grouped_linear_backward": "(Tensor dy, Tensor offsets, Tensor? weight, Tensor? weight_scale, Tensor? x, "
     "Tensor? x_scale, int dx, int dw, bool db, ScalarType dw_dtype, int rounding=0, SymInt seed=0, int gradient_block=0) "
     "-> (Tensor, Tensor, Tensor)",
+    "attend_one_query": "(Tensor query, Tensor key, Tensor value, Tensor? mask, float? scale) -> Tensor",
 }
+_ON_CPUS = {"attend_one_query"}  # in _octile_torch.so
 
 
 def _row_stride(columns):
@@ -169,6 +174,11 @@ def _fake_grouped_linear_backward(dy, offsets, weight, weight_scale, x, x_scale,
     )
 
 
+def _fake_attend_one_query(query, key, value, mask, scale):
+    batch, heads, _, size = query.shape
+    return query.new_empty((batch, 1, heads, size))
+
+
 def _on_one_device(fake):
     """Torch calls the fake kernel for one tensor on meta among others too: its outputs are never written."""
 
@@ -230,7 +240,7 @@ def _bind():
         return _refuse(f"OCTILE_TORCH_BINDING is stable, but {reason}")
     if reason:
         for name, function in _ctypes_ops.implementations(_binary, _SCHEMAS).items():
-            for key in ("CPU", "CUDA"):
+            for key in ("CPU",) if name in _ON_CPUS else ("CPU", "CUDA"):
                 _library.impl(name, function, key)
     return ("ctypes" if reason else "stable"), reason
 

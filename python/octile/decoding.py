@@ -18,10 +18,7 @@ from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import GenerationMixin, logits_process
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-try:
-    from . import one_query
-except ImportError:  # Triton comes with torch for GPUs alone
-    one_query = None
+from . import one_query
 
 __all__ = ["Decoding"]
 
@@ -32,17 +29,19 @@ _PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _
 # What models call their cache: "past_key_values" before Transformers 5.24.
 _prepare = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
 _CACHE = "cache" if "cache" in _prepare.parameters else "past_key_values"
-_ATTENTION, _KERNEL = "octile_one_query", "octile_one_query_kernel"
+_ATTENTION = "octile_one_query"
 _PLAIN_WORDS = {"is_causal", "position_ids", "sliding_window", "use_cache", _CACHE}  # do not change one row's attention
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
-    """Transformers' "sdpa" attention. The heads of one query token that share keys and values become the rows of one head, so
-    that keys and values are not repeated in memory.
+    """Transformers' "sdpa" attention. For one query token a kernel reads what the mask lets through, for the tensors that it
+    takes; else the heads that share keys and values become the rows of one head, so that these are not repeated in memory.
 
     query: (batch, heads, rows, size); key and value: (batch, heads / groups, places, size). Returns (batch, rows, heads, size).
     """
+    if not dropout and _plain(words) and one_query.takes(query, key, value, attention_mask):
+        return one_query.attend(query, key, value, attention_mask, scaling), None
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]
     masks_differ = attention_mask is not None and attention_mask.shape[1] > 1
@@ -53,33 +52,24 @@ def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     return y.reshape(batch, 1, heads, -1), None
 
 
-def _one_query_kernel(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **words):
-    """The same, by a kernel that reads only what the mask lets through, for the tensors that it takes."""
-    if not dropout and _plain(words) and one_query.takes(query, key, value, attention_mask):
-        return one_query.attend(query, key, value, attention_mask, scaling), None
-    return _one_query(module, query, key, value, attention_mask, dropout, scaling, **words)
-
-
 def _plain(words):
     return all(words[name] is None for name in words.keys() - _PLAIN_WORDS)
 
 
-for _name, _attention in ((_ATTENTION, _one_query), (_KERNEL, _one_query_kernel)):
-    transformers.AttentionInterface.register(_name, _attention)
-    transformers.AttentionMaskInterface.register(_name, transformers.masking_utils.sdpa_mask)
+transformers.AttentionInterface.register(_ATTENTION, _one_query)
+transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.sdpa_mask)
 
 
 @contextlib.contextmanager
 def _one_query_in(model):
     """Replaces the attention "sdpa" in all parts of the model, and puts it back."""
-    attention = _KERNEL if one_query is not None and one_query.runs_on(model.device) else _ATTENTION
     models = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
     # The others read the attention's name themselves.
     fixed = {id(part.config) for part in models if not part._supports_attention_backend}
     configs = {id(part.config): part.config for part in models if id(part.config) not in fixed}
     configs = [config for config in configs.values() if config._attn_implementation == "sdpa"]
     for config in configs:
-        config._attn_implementation_internal = attention
+        config._attn_implementation_internal = _ATTENTION
     try:
         yield
     finally:

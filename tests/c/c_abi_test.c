@@ -571,6 +571,27 @@ static void test_grouped_linear_backward(void) {
   ERROR(octile_grouped_linear_backward_plan_create(&d, &plan), OCTILE_UNSUPPORTED, "gradient_block = 100");
 }
 
+static void test_attention(void) {
+  /* One sequence of two positions and a hidden one; two query heads share a KV head. Scores 0 and 0, or 0 and ln 3. */
+  float query[4] = {0, 0, 1.0986123f, 0}, key[6] = {0, 5, 1, 5, 9, 9}, value[6] = {0, 4, 8, 0, 99, 99}, y[4] = {0};
+  unsigned char mask[3] = {1, 1, 0};
+  const int64_t queries[3] = {1, 2, 2}, cache[4] = {1, 1, 3, 2}, masks[2] = {1, 3};
+  const octile_device cpu = {OCTILE_DEVICE_CPU, 0};
+  octile_tensor q = {query, cpu, 3, kF32, queries, NULL, 0}, k = {key, cpu, 4, kF32, cache, NULL, 0};
+  octile_tensor v = {value, cpu, 4, kF32, cache, NULL, 0}, m = {mask, cpu, 2, kU8, masks, NULL, 0};
+  octile_tensor out = {y, cpu, 3, kF32, queries, NULL, 0};
+  octile_attend_one_query_args args = {
+      .struct_size = sizeof args, .query = &q, .key = &k, .value = &v, .mask = &m, .y = &out, .scale = 1};
+  OK(octile_attend_one_query(&args));
+  for (int i = 0; i < 4; ++i) {
+    const float wanted[4] = {4, 2, 6, 1};
+    CHECK(y[i] > wanted[i] - 1e-5f && y[i] < wanted[i] + 1e-5f);
+  }
+  args.key = NULL;
+  ERROR(octile_attend_one_query(&args), OCTILE_INVALID_ARGUMENT, "octile_attend_one_query: key is NULL");
+  CHECK(octile_attend_one_query(NULL) == OCTILE_INVALID_ARGUMENT);
+}
+
 static void test_bad_structures(void) {
   octile_plan* const untouched = (octile_plan*)&failures;
   octile_plan* plan = untouched;
@@ -912,6 +933,7 @@ int main(void) {
   test_gradient_blocks();
   test_grouped_linear();
   test_grouped_linear_backward();
+  test_attention();
   test_bad_structures();
   test_bad_choices();
   test_bad_arguments();

@@ -271,18 +271,37 @@ def test_refuses(words, why):
         )
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 2, 256, 128), (2, 4, 4, 100, 64), (3, 6, 2, 700, 80), (2, 4, 1, 1300, 256)])
-@pytest.mark.parametrize("shown", ["all", "beginning", "some", "none of one"])
-def test_kernel_of_one_query(shape, shown, device):
-    from octile.decoding import one_query
-
-    if one_query is None or not one_query.runs_on(device):
-        pytest.skip("a kernel in Triton, for GPUs")
+def queries(shape, dtype, device):
+    """batch, heads, KV heads, positions and size -> query, key and value; key and value are strided."""
     batch, heads, shared, places, size = shape
     generator = torch.Generator(device).manual_seed(places)
-    random = lambda *sizes: torch.randn(sizes, generator=generator, device=device, dtype=torch.bfloat16)  # noqa: E731
-    q = random(batch, heads, 1, size)
+    random = lambda *sizes: torch.randn(sizes, generator=generator, device=device).to(dtype)  # noqa: E731
     k, v = (random(batch, places, shared, size).transpose(1, 2) for _ in range(2))
+    return random(batch, heads, 1, size), k, v
+
+
+def attention_in_f64(q, k, v, mask, scale=None):
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1).double() for t in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q.double(), k, v, mask, scale=scale).transpose(1, 2)
+
+
+SHAPES = [(1, 8, 2, 256, 128), (2, 4, 4, 100, 64), (3, 6, 2, 700, 80), (2, 4, 1, 1300, 256), (2, 5, 1, 96, 96)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shown", ["all", "beginning", "some", "none of one"])
+def test_kernel_of_one_query(shape, dtype, shown, device):
+    from octile import one_query
+
+    if not one_query.runs_on(device):
+        pytest.skip("on GPUs the kernel is in Triton")
+    batch, heads, shared, places, size = shape
+    q, k, v = queries(shape, dtype, device)
+    if device.type == "cuda" and dtype is torch.float32:
+        assert not one_query.takes(q, k, v, None)
+        return
+    generator = torch.Generator(device).manual_seed(1)
     mask = torch.rand(batch, 1, 1, places, generator=generator, device=device) < 0.3
     if shown == "all":
         mask = None
@@ -292,19 +311,59 @@ def test_kernel_of_one_query(shape, shown, device):
         mask[0] = False
     assert one_query.takes(q, k, v, mask)
     y = one_query.attend(q, k, v, mask, None)
-    repeated = (t.repeat_interleave(heads // shared, 1).double() for t in (k, v))
-    want = torch.nn.functional.scaled_dot_product_attention(q.double(), *repeated, mask).transpose(1, 2)
+    want = attention_in_f64(q, k, v, mask)
     if shown == "none of one":
         assert not y[0].any()
         y, want = y[1:], want[1:]
-    torch.testing.assert_close(y.double(), want, rtol=2**-7, atol=2**-7)
+    step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-20}[dtype]
+    torch.testing.assert_close(y.double(), want, rtol=step, atol=step)
     for one in range(batch):  # a sequence has the same bits alone
         masks = None if mask is None else mask[one % len(mask)][None]
         alone = one_query.attend(q[one, None], k[one, None], v[one, None], masks, None)
         assert torch.equal(alone, one_query.attend(q, k, v, mask, None)[one, None])
-    assert not one_query.takes(q.float(), k.float(), v.float(), mask)
+    assert not one_query.takes(q.double(), k.double(), v.double(), mask)
+    assert not one_query.takes(q, k.double(), v, mask)
     assert not one_query.takes(q.expand(batch, heads, 2, size), k, v, mask)
     assert not one_query.takes(q, k, v[..., : size // 2], mask)
+    assert not one_query.takes(q, k, v.contiguous().transpose(2, 3).contiguous().transpose(2, 3), mask)
     if mask is not None:
         assert not one_query.takes(q, k, v, mask.float())
         assert not one_query.takes(q, k, v, mask.expand(-1, heads, 1, places))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernel_of_one_query_on_threads_and_hidden_places(dtype):
+    from octile.one_query import attend
+
+    q, k, v = queries((2, 12, 4, 600, 64), dtype, "cpu")
+    mask = torch.arange(600).expand(2, 1, 1, 600) < 333
+    want = attend(q, k, v, mask, 0.2)
+    torch.testing.assert_close(want.double(), attention_in_f64(q, k, v, mask, 0.2), rtol=2**-7, atol=2**-7)
+    k[:, :, 333:], v[:, :, 333:] = torch.inf, torch.nan
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(attend(q, k, v, mask, 0.2), want)
+    torch.set_num_threads(1)
+    v[1, 3, 7, 5] = torch.nan
+    got = attend(q, k, v, mask, 0.2).isnan()
+    assert got[1, 0, 9:, 5].all() and got.sum() == 3
+
+
+def test_kernel_of_one_query_refuses():
+    from octile.one_query import attend
+
+    q, k, v = queries((2, 6, 2, 20, 64), torch.float32, "cpu")
+    mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
+    for given, why in [
+        ((q[..., 0], k, v, mask), "query has 3 dimensions, expected 4"),
+        ((q.expand(2, 6, 3, 64), k, v, mask), "query has 3 rows, expected 1"),
+        ((q, k.bfloat16(), v, mask), "key is bf16 .* expected f32"),
+        ((q, k, v[:, :, 1:], mask), r"value is f32 \(2, 2, 19, 64\)"),
+        ((q, k, v, mask.float()), "mask is of float32"),
+        ((q, k, v, mask.expand(2, 6, 1, 20)), "mask is of bool, expected"),
+        ((q, k, v, mask[..., 1:]), r"mask is u8 \(2, 19\)"),
+        ((q[:, :5], k, v, mask), "do not divide the 5 of query"),
+        ((q.double(), k.double(), v.double(), mask), "expected f16, bf16 or f32"),
+    ]:
+        with pytest.raises(RuntimeError, match=f"octile::attend_one_query: .*{why}"):
+            attend(*given, None)

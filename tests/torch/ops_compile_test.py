@@ -3,7 +3,7 @@
 import octile
 import pytest
 import torch
-from octile import _c, _plans, _ops
+from octile import _c, _ops, _plans, one_query
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 ops = torch.ops.octile
@@ -83,7 +83,15 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             (dy, offsets, wq, w_scale, None, None, 2, 0, False, dtype, _c.NEAREST, 0, 256),
             (dy, offsets, None, None, xq, x_scale, 0, 1, True, dtype),
         ],
+        "attend_one_query": attention(min(m, 2), device),
     }
+
+
+def attention(batch, device):
+    random = lambda *shape: torch.randn(shape, device=device).bfloat16()  # noqa: E731
+    query, key = random(batch, 1, 6, 16).transpose(1, 2), random(batch, 2, 300, 16)
+    visible = torch.rand(batch, 1, 1, 300, device=device) < 0.5
+    return [(query, key, key + 1, None, None), (query, key, key + 1, visible, 0.3)]
 
 
 def grouped(x, xq, x_scale, wq, w_scale, s4, s4_scale, zeros):
@@ -124,6 +132,8 @@ def every_call(*shape, **more):
 
 def runs(name, device):
     """Whether there is a kernel for the op: on a GPU none reads packed int8."""
+    if name == "attend_one_query":
+        return one_query.runs_on(torch.device(device))
     return name != "linear_packed" or torch.device(device).type == "cpu"
 
 

@@ -799,6 +799,21 @@ def test_threads_share_the_plans(device, generator):
     assert not failures
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_one_query(dtype):
+    """More in decoding_test.py and tests/plan/attention_test.cpp."""
+    query, key, value = (torch.randn(2, heads, places, 20).to(dtype) for heads, places in ((6, 1), (2, 9), (2, 9)))
+    visible = torch.rand(2, 1, 1, 9) < 0.7
+    visible[..., 0] = True
+    for mask, scale in ((None, None), (visible, 0.3), (visible[:1], 0.5)):
+        wide = (t.double().repeat_interleave(6 // t.shape[1], 1) for t in (query, key, value))
+        want = torch.nn.functional.scaled_dot_product_attention(*wide, mask, scale=scale).transpose(1, 2)
+        y = ops.attend_one_query(query, key, value, mask, scale)
+        assert torch.allclose(y.double(), want, rtol=2**-8, atol=2**-8 if dtype is torch.bfloat16 else 1e-6)
+    with pytest.raises(RuntimeError, match=r"octile::attend_one_query: .*mask is u8 \(2, 7\)"):
+        ops.attend_one_query(query, key, value, visible[..., :7], None)
+
+
 def test_bits_do_not_depend_on_the_threads(generator):
     layer = Layer((130, 200, 300), torch.bfloat16, torch.device("cpu"), generator)
     many = torch.get_num_threads()
