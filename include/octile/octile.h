@@ -570,8 +570,8 @@ typedef struct {
 /* y = sum_p w_p value_p / sum_p w_p with w_p = exp(scale * query . key_p), over the visible positions p, with f32 sums;
  * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). Strides are any, except
  * that the last dimension of query, key and value is contiguous. Hidden positions are not read. The bits depend on the
- * instruction set, but not on the threads or on the other sequences. Allocates some 8 bytes for every position of the
- * cache and query head. */
+ * instruction set, but not on the threads or on the other sequences. Allocates (batch, heads, positions / 128, size)
+ * floats. */
 OCTILE_API octile_status octile_attend_one_query(const octile_attend_one_query_args* args);
 
 /* ---- The kernel table ---- */

@@ -115,7 +115,7 @@ def _starts_early(device):
 
 
 # Opaque to torch.compile, which cannot trace what the kernels write.
-@torch.library.impl("octile::attend_one_query", "CUDA")
+@torch.library.impl("octile::attend_one_query", "cuda")
 def _attend(query, key, value, mask, scale):
     batch, heads, _, size = query.shape
     kv_heads, positions = key.shape[1], key.shape[2]

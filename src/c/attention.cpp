@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <sstream>
 #include <string_view>
@@ -130,6 +131,9 @@ OneQuery checked(std::string_view function, const octile_attend_one_query_args* 
   tensors.expect("query", query, {query.dtype, {}, 3, query.shape});
   if (kv_heads < 1 || heads % kv_heads != 0) {
     fail(Status::shape_mismatch, function, ": key is ", key, ", whose heads do not divide the ", heads, " of query");
+  }
+  if (positions > std::numeric_limits<std::int32_t>::max()) {
+    fail(Status::unsupported, function, ": key is ", key, ", expected fewer than 2^31 positions");
   }
   const View cache{query.dtype, {}, 4, {batch, kv_heads, positions, size}};
   tensors.expect("key", key, cache);

@@ -251,6 +251,7 @@ TEST(BadAttention, IsRefused) {
     other[at] = to;
     return other;
   };
+  static constexpr std::int64_t zeros[4] = {};
   const std::int64_t huge = std::int64_t{1} << 62;
   const std::vector<Case> cases = {
       {OCTILE_INVALID_ARGUMENT, "struct_size = 3", [](P& p) { p.args.struct_size = 3; }},
@@ -290,6 +291,11 @@ TEST(BadAttention, IsRefused) {
       {OCTILE_INVALID_ARGUMENT, "y overlaps value", [](P& p) { p.tensors[4].data = p.value.data() + 5; }},
       {OCTILE_UNSUPPORTED, "expected a size of 1 to 256",
        [&](P& p) { p.tensors[0].shape = p.tensors[4].shape = changed(p.query_shape, 3, 2, 257); }},
+      {OCTILE_UNSUPPORTED, "fewer than 2^31 positions",
+       [&](P& p) {
+         p.tensors[1].shape = changed(p.cache_shape, 4, 2, std::int64_t{1} << 31);
+         p.tensors[1].strides = zeros;
+       }},
       {OCTILE_UNSUPPORTED, "expected f16, bf16 or f32",
        [](P& p) {
          p.tensors[0].dtype = {OCTILE_CODE_FLOAT, 64, 1};

@@ -11,6 +11,7 @@ namespace octile::cpu {
 template <class Floats>
 OCTILE_INLINE void exp2_below_0(Floats& x) {
   typedef std::int32_t Integers __attribute__((vector_size(sizeof(Floats))));
+  typedef std::uint32_t Words __attribute__((vector_size(sizeof(Floats))));
   constexpr float kRound = 0x1.8p23f;  // added, it leaves the nearest integer in the lowest bits
   const Integers underflow = x < -126.0f;
   const Floats clamped = underflow ? Floats{} : x;
@@ -24,7 +25,7 @@ OCTILE_INLINE void exp2_below_0(Floats& x) {
   r = r * f + 2.4022648e-1f;
   r = r * f + 6.931472e-1f;
   r = r * f + 1.0f;
-  const Floats power = reinterpret_cast<Floats>((reinterpret_cast<Integers>(rounded) << 23) + 0x3f800000);
+  const Floats power = reinterpret_cast<Floats>((reinterpret_cast<Words>(rounded) << 23) + 0x3f800000);
   x = underflow ? Floats{} : r * power;
 }
 

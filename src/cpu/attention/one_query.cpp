@@ -108,7 +108,7 @@ struct SplitRun {
   int heads;
   const float* query;  // (heads, kMaxHeadSize), times the scale
   float* weights;      // (heads, kMaxSplit)
-  float *max, *sum;    // (heads), of weights before and after exp
+  float *max, *sum;    // (heads), of scores and of weights
   float* out;          // (heads, out_stride)
   std::int64_t out_stride;
 
@@ -130,12 +130,7 @@ struct AttendSplit {
     scores<V>(r);
     for (int h = 0; h < kHeads; ++h) weigh<V>(r.weights + h * kMaxSplit, r.count, r.max[h], r.sum[h]);
     for (std::int64_t first = 0; first < r.count; first += kRowBlock) {
-      const std::int64_t rows = std::min(kRowBlock, r.count - first);
-      constexpr int kColumns = columns_at_once<V>();
-      constexpr std::int64_t kWidth = kColumns * V::kLanes;
-      std::int64_t c = 0;
-      for (; c + kWidth <= r.size; c += kWidth) add_values<V, kColumns>(r, first, rows, c);
-      for (; c < r.size; c += V::kLanes) add_values<V, 1>(r, first, rows, c);
+      add_rows<V, columns_at_once<V>()>(r, first, std::min(kRowBlock, r.count - first), 0);
     }
   }
 
@@ -255,7 +250,19 @@ struct AttendSplit {
     sum = (four[0] + four[2]) + (four[1] + four[3]);
   }
 
-  // Adds rows first .. first + rows - 1 to columns c and following ones of the output.
+  // Adds rows first .. first + rows - 1 to all columns of the output from c on.
+  template <class V, int kColumns>
+  OCTILE_INLINE static void add_rows(const SplitRun<T>& r, std::int64_t first, std::int64_t rows, std::int64_t c) {
+    constexpr std::int64_t kWidth = kColumns * V::kLanes;
+    for (; c + kWidth <= r.size; c += kWidth) add_values<V, kColumns>(r, first, rows, c);
+    if constexpr (kColumns > 1) {
+      add_rows<V, kColumns / 2>(r, first, rows, c);
+    } else if (c < r.size) {
+      add_values<V, 1>(r, first, rows, c);
+    }
+  }
+
+  // To kColumns vectors of columns, or to the last columns.
   template <class V, int kColumns>
   OCTILE_INLINE static void add_values(const SplitRun<T>& r, std::int64_t first, std::int64_t rows, std::int64_t c) {
     using Floats = typename V::Floats;
