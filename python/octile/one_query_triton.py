@@ -139,5 +139,7 @@ def _attend(query, key, value, mask, scale):
         )  # fmt: skip
         if splits > 1:
             padded = triton.next_power_of_2(splits)
-            _add_splits[(batch * heads,)](*parts, y, splits, SIZE=size, WIDTH=width, SPLITS=padded, num_warps=4, **early)
+            _add_splits[(batch * heads,)](
+                *parts, y, splits, SIZE=size, WIDTH=width, SPLITS=padded, num_warps=4, **early
+            )
     return y
