@@ -23,7 +23,7 @@ from . import one_query
 __all__ = ["Decoding"]
 
 _LATE = 2  # tokens that the host starts before it reads the first of them
-_PLACES = 256  # a cache has a multiple of this many, so that prompts of similar lengths share a graph
+_POSITIONS = 256  # a cache has a multiple of this many, so that prompts of similar lengths share a graph
 _PROCESSORS = ("Temperature", "TopK", "TopP", "MinP", "Typical", "Epsilon", "Eta")
 _PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _PROCESSORS)
 # What models call their cache: "past_key_values" before Transformers 5.24.
@@ -38,7 +38,7 @@ def _one_query(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     """Transformers' "sdpa" attention. For one query token a kernel reads what the mask lets through, for the tensors that it
     takes; else the heads that share keys and values become the rows of one head, so that these are not repeated in memory.
 
-    query: (batch, heads, rows, size); key and value: (batch, heads / groups, places, size). Returns (batch, rows, heads, size).
+    query: (batch, heads, rows, size); key and value: (batch, heads / groups, positions, size). Returns (batch, rows, heads, size).
     """
     if not dropout and _plain(words) and one_query.takes(query, key, value, attention_mask):
         return one_query.attend(query, key, value, attention_mask, scaling), None
@@ -172,12 +172,12 @@ class Decoding:
         )  # fmt: skip
         choice = (sample, len(end), tuple((type(one), repr(vars(one))) for one in processors))
         step = self._steps.get(ids.shape[0])
-        if step is None or (step.kind, step.choice) != (kind, choice) or step.places < longest:
+        if step is None or (step.kind, step.choice) != (kind, choice) or step.capacity < longest:
             old = self._steps.pop(ids.shape[0], None)
-            cache, places = _cache(model, max(longest, ids.shape[1] + 1))
-            known = old is not None and (old.kind, old.places) == (kind, places)
+            cache, capacity = _cache(model, max(longest, ids.shape[1] + 1))
+            known = old is not None and (old.kind, old.capacity) == (kind, capacity)
             programs = old.programs if known else self._programs(model, ids.device)
-            step = _Step(programs, cache, places, ids, processors, sample, end, "position_ids" in words)
+            step = _Step(programs, cache, capacity, ids, processors, sample, end, "position_ids" in words)
             step.kind, step.choice = kind, choice
             self._steps[ids.shape[0]] = step
         return step
@@ -229,11 +229,11 @@ class _Fallback:
 
 
 class _Layer(StaticLayer):
-    """Keys and values of a layer. The place of the next token is the same for all layers, so the loop advances it."""
+    """Keys and values of a layer. The position of the next token is the same for all layers, so the loop advances it."""
 
-    def __init__(self, places, place):
-        super().__init__(places)
-        self.cumulative_length = place  # Transformers' name
+    def __init__(self, capacity, next_position):
+        super().__init__(capacity)
+        self.cumulative_length = next_position  # Transformers' name
 
     def update(self, keys, values, *args, **words):
         if not self.is_initialized:
@@ -247,13 +247,13 @@ class _Layer(StaticLayer):
 class _Step:
     """A token of a batch, in memory of its own: a graph on a GPU."""
 
-    def __init__(self, programs, cache, places, ids, processors, sample, end, positions):
-        batch, self._cache, self.places = ids.shape[0], cache, places
+    def __init__(self, programs, cache, capacity, ids, processors, sample, end, positions):
+        batch, self._cache, self.capacity = ids.shape[0], cache, capacity
         self.programs, self._processors, self._sample = programs, processors, sample
-        self._place = cache.layers[0].cumulative_length
+        self._next_position = cache.layers[0].cumulative_length
         empty = lambda *shape: torch.zeros(shape, dtype=torch.long, device=ids.device)  # noqa: E731
         self._state = _State(
-            empty(batch).bool(), empty(len(end)), empty(1), empty(batch, 1), empty(batch, self.places), empty(1), empty(batch + 1)
+            empty(batch).bool(), empty(len(end)), empty(1), empty(batch, 1), empty(batch, self.capacity), empty(1), empty(batch + 1)
         )  # fmt: skip
         self.ids, self._mask, self._graph = self._state.ids, None, None
         self._positions = empty(batch, 1) if positions else None
@@ -262,7 +262,7 @@ class _Step:
         """The first token, from the prompt."""
         mask = words.get("attention_mask")
         if self._mask is None:
-            self._mask = torch.ones(ids.shape[0], self.places, dtype=torch.long, device=ids.device)
+            self._mask = torch.ones(ids.shape[0], self.capacity, dtype=torch.long, device=ids.device)
             self._prefill(model, ids[:, :1], {})  # allocates the cache
             if ids.is_cuda:
                 with _one_query_in(model):
@@ -302,7 +302,7 @@ class _Step:
         return host, event
 
     def _prefill(self, model, ids, words):
-        """The prompt, with a cache of its length, which needs no mask for the places behind it."""
+        """The prompt, with a cache of its length, which needs no mask for the positions behind it."""
         cache = transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
         words = {**words, _CACHE: cache, "use_cache": True}
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **words)
@@ -316,7 +316,7 @@ class _Step:
         for kept, layer in zip(self._cache.layers, cache.layers, strict=True):
             if layer.is_initialized:
                 kept.update(layer.keys, layer.values)
-        self._place.fill_(ids.shape[1])
+        self._next_position.fill_(ids.shape[1])
         return outputs.logits[:, -1]
 
     def _next(self):
@@ -326,7 +326,7 @@ class _Step:
         forward, settle = self.programs
         logits = forward(input_ids=self._state.token, attention_mask=self._mask, **words)
         self._choose(logits, settle)
-        self._place += 1
+        self._next_position += 1
         if self._positions is not None:
             self._positions += 1
 
@@ -360,7 +360,7 @@ class _State(NamedTuple):
     end: torch.Tensor  # the end tokens
     pad: torch.Tensor  # (1)
     token: torch.Tensor  # (batch, 1), the last one
-    ids: torch.Tensor  # (batch, places), all of them
+    ids: torch.Tensor  # (batch, capacity), all of them
     at: torch.Tensor  # (1), how many
     said: torch.Tensor  # (batch + 1), for the host: the last tokens, and whether any sequence goes on
 
@@ -377,27 +377,27 @@ def _settle(scores, chosen, state):
 
 
 def _cache(model, needed):
-    """A cache for `needed` places or more, and how many it has. Its counter is a tensor, which a graph advances."""
+    """A cache of `needed` positions or more, and how many it has. Its counter is a tensor, which a graph advances."""
     config = model.config.get_text_config(decoder=True)
-    places = -(-needed // _PLACES) * _PLACES
-    cache = transformers.StaticCache(config=config, max_cache_len=places)
+    capacity = -(-needed // _POSITIONS) * _POSITIONS
+    cache = transformers.StaticCache(config=config, max_cache_len=capacity)
     windows = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticSlidingWindowLayer)]
     if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo, whose window ends where the cache does
         windows.append(config.window_size)
-    places = min([places, *windows])
-    if places < needed:
+    capacity = min([capacity, *windows])
+    if capacity < needed:
         raise ValueError(
-            f"octile: Decoding has no cache for {needed} tokens and a sliding window of {places}, whose place Transformers counts "
+            f"octile: Decoding has no cache for {needed} tokens and a sliding window of {capacity}, whose position Transformers counts "
             "in Python"
         )
-    place = torch.zeros((), dtype=torch.long, device=model.device)
+    next_position = torch.zeros((), dtype=torch.long, device=model.device)
     for index, layer in enumerate(cache.layers):
         if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
             raise ValueError(f"octile: Decoding has no {type(layer).__name__}, which {type(model).__name__} keeps")
         if not isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
             raise ValueError(f"octile: Decoding cannot follow caches of Transformers {transformers.__version__}")
-        cache.layers[index] = _Layer(places, place)  # a window that nothing leaves is no window
-    return cache, places
+        cache.layers[index] = _Layer(capacity, next_position)  # a window that nothing leaves is no window
+    return cache, capacity
 
 
 def _hear(length, said, event, streamer):
@@ -456,9 +456,9 @@ def _check(model, ids, longest, processors, config, synced_gpus, words, compile)
     if positions is not None and positions.shape != ids.shape:
         reasons.append((True, f"Decoding takes one position a token, not position_ids of {tuple(positions.shape)}"))
     reasons += [(name not in known, f"Decoding passes no {name}") for name, value in words.items() if value is not None]
-    places = {weight.device for weight in model.parameters()}
+    devices = {weight.device for weight in model.parameters()}
     reasons.append(
-        (places != {ids.device}, f"the model is on {', '.join(sorted(map(str, places)))}, input_ids on {ids.device}")
+        (devices != {ids.device}, f"the model is on {', '.join(sorted(map(str, devices)))}, input_ids on {ids.device}")
     )
     for refused, why in reasons:
         if refused:

@@ -58,7 +58,7 @@ def test_what_a_graph_cannot_record(device):
         tokens(model, prompt(device), Decoding(compile=False))
 
 
-def test_an_end_before_the_last_place(device):
+def test_an_end_before_the_last_position(device):
     model, inputs = model_of(device), prompt(device)
     free = tokens(model, inputs)
     end = sorted({free[0, 9].item(), free[1, 12].item()})
@@ -104,7 +104,7 @@ def graphs(monkeypatch):
 
 
 def test_programs(graphs, device):
-    """A program for each batch, place and shape of a weight, and inference_mode, but not for each processor."""
+    """A program for each batch, address and shape of a weight, and inference_mode, but not for each processor."""
     # On a GPU, another program writes the token, and once more for one that was sampled.
     wanted = iter([2, 4, 5, 7, 9, 11] if device.type == "cuda" else [1, 2, 2, 3, 4, 5])
     model, decode = model_of(device), Decoding()
@@ -145,7 +145,7 @@ def test_attention_of_one_query(rows, masked, device):
 
     torch.manual_seed(0)
     query, key, value = (
-        torch.randn(2, heads, places, 16, device=device) for heads, places in ((6, rows), (2, 9), (2, 9))
+        torch.randn(2, heads, positions, 16, device=device) for heads, positions in ((6, rows), (2, 9), (2, 9))
     )
     mask = None if masked is None else torch.rand(2, 1, rows, 9, device=device) < 0.6
     if mask is not None:
@@ -273,10 +273,10 @@ def test_refuses(words, why):
 
 def queries(shape, dtype, device):
     """batch, heads, KV heads, positions and size -> query, key and value; key and value are strided."""
-    batch, heads, shared, places, size = shape
-    generator = torch.Generator(device).manual_seed(places)
+    batch, heads, shared, positions, size = shape
+    generator = torch.Generator(device).manual_seed(positions)
     random = lambda *sizes: torch.randn(sizes, generator=generator, device=device).to(dtype)  # noqa: E731
-    k, v = (random(batch, places, shared, size).transpose(1, 2) for _ in range(2))
+    k, v = (random(batch, positions, shared, size).transpose(1, 2) for _ in range(2))
     return random(batch, heads, 1, size), k, v
 
 
@@ -296,17 +296,17 @@ def test_kernel_of_one_query(shape, dtype, shown, device):
 
     if not one_query.runs_on(device):
         pytest.skip("on GPUs the kernel is in Triton")
-    batch, heads, shared, places, size = shape
+    batch, heads, shared, positions, size = shape
     q, k, v = queries(shape, dtype, device)
     if device.type == "cuda" and dtype is torch.float32:
         assert not one_query.takes(q, k, v, None)
         return
     generator = torch.Generator(device).manual_seed(1)
-    mask = torch.rand(batch, 1, 1, places, generator=generator, device=device) < 0.3
+    mask = torch.rand(batch, 1, 1, positions, generator=generator, device=device) < 0.3
     if shown == "all":
         mask = None
     elif shown == "beginning":
-        mask = (torch.arange(places, device=device) < places // 3 + 1).expand(1, 1, 1, places)
+        mask = (torch.arange(positions, device=device) < positions // 3 + 1).expand(1, 1, 1, positions)
     elif shown == "none of one":
         mask[0] = False
     assert one_query.takes(q, k, v, mask)
@@ -328,11 +328,11 @@ def test_kernel_of_one_query(shape, dtype, shown, device):
     assert not one_query.takes(q, k, v.contiguous().transpose(2, 3).contiguous().transpose(2, 3), mask)
     if mask is not None:
         assert not one_query.takes(q, k, v, mask.float())
-        assert not one_query.takes(q, k, v, mask.expand(-1, heads, 1, places))
+        assert not one_query.takes(q, k, v, mask.expand(-1, heads, 1, positions))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernel_of_one_query_on_threads_and_hidden_places(dtype):
+def test_kernel_of_one_query_on_threads_and_hidden_positions(dtype):
     from octile.one_query import attend
 
     q, k, v = queries((2, 12, 4, 600, 64), dtype, "cpu")
