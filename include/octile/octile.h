@@ -553,7 +553,7 @@ OCTILE_API octile_status octile_grouped_linear_backward_run(const octile_plan* p
                                                             const octile_grouped_linear_backward_args* args,
                                                             void* workspace, size_t workspace_size, void* stream);
 
-/* ---- Attention of one query token a sequence over its cache, on the CPU ---- */
+/* ---- Attention of one query token per sequence over its cache, on the CPU ---- */
 
 typedef struct {
   size_t struct_size;
@@ -562,16 +562,16 @@ typedef struct {
   const octile_tensor* value; /* the same */
   const octile_tensor* mask;  /* (batch or 1, positions), uint 8: 0 hides a position. Absent: all are visible */
   const octile_tensor* y;     /* out (batch, heads, size), dtype of query, compact */
-  double scale;               /* of query . key; 1 / sqrt(size) as a rule */
+  double scale;               /* of query . key; usually 1 / sqrt(size) */
   int32_t threads;            /* maximum number of CPU threads; 0: all */
   int32_t reserved;           /* 0 */
 } octile_attend_one_query_args;
 
 /* y = sum_p w_p value_p / sum_p w_p with w_p = exp(scale * query . key_p), over the visible positions p, with f32 sums;
- * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). Strides are any, except
- * that the last dimension of query, key and value is contiguous. Hidden positions are not read. The bits depend on the
- * instruction set, but not on the threads or on the other sequences. Allocates (batch, heads, positions / 128, size)
- * floats. */
+ * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). Any strides, except that
+ * the last dimension of query, key and value is contiguous. y overlaps no other tensor. Hidden positions are not read.
+ * The bits depend on the instruction set, but not on the threads or on the other sequences. Allocates up to
+ * (batch, heads, positions / 128) rows of floats, rounded up, of size rounded up to 16, and two more. */
 OCTILE_API octile_status octile_attend_one_query(const octile_attend_one_query_args* args);
 
 /* ---- The kernel table ---- */

@@ -532,14 +532,20 @@ void grouped_linear(Value* stack) {
 void attend_one_query(Value* stack) {
   Input query("query", stack[0]), key("key", stack[1]), value("value", stack[2]);
   Input mask = Input::optional("mask", stack[3]);
+  mask.may_be_bool();
   const std::optional<Value> given_scale = take_optional(stack[4]);
   look(query, key, value, mask);
   for (const Input* input : {&query, &key, &value, &mask}) {
     if (input->present()) input->require_dimensions(4);
   }
   if (query.size(2) != 1) fail("query has %lld rows, expected 1", static_cast<long long>(query.size(2)));
-  if (mask.present() && (mask.torch_dtype() != shim.boolean || mask.size(1) != 1 || mask.size(2) != 1)) {
-    fail("mask is of %s, expected (batch or 1, 1, 1, positions) of bool", name_of(mask.torch_dtype()));
+  if (mask.present() && mask.torch_dtype() != shim.boolean) {
+    fail("mask is of %s, expected bool", name_of(mask.torch_dtype()));
+  }
+  if (mask.present() && (mask.size(1) != 1 || mask.size(2) != 1)) {
+    fail("mask is (%lld, %lld, %lld, %lld), expected (batch or 1, 1, 1, positions)",
+         static_cast<long long>(mask.size(0)), static_cast<long long>(mask.size(1)),
+         static_cast<long long>(mask.size(2)), static_cast<long long>(mask.size(3)));
   }
   const std::int64_t batch = query.size(0), heads = query.size(1), size = query.size(3);
   Output y(query.torch_dtype(), query.device());

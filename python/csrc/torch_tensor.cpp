@@ -100,7 +100,9 @@ void Input::look() {
   } else {
     fail("%s is neither on the CPU nor on a GPU", name_);
   }
-  if (dtype_of(torch_dtype_) < 0) fail("%s is of %s", name_, name_of(torch_dtype_));
+  if (dtype_of(torch_dtype_) < 0 || (torch_dtype_ == shim.boolean && !may_be_bool_)) {
+    fail("%s is of %s", name_, name_of(torch_dtype_));
+  }
 }
 
 std::int64_t Input::elements() const {

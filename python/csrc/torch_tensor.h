@@ -56,6 +56,8 @@ class Input {
 
   bool present() const { return handle_.get() != nullptr; }
 
+  void may_be_bool() { may_be_bool_ = true; }  // else bool is refused
+
   // Queries torch. Everything below is valid afterwards.
   void look();
 
@@ -94,6 +96,7 @@ class Input {
   enum class Form : std::uint8_t { none, vector, matrix } form_ = Form::none;
   Shape shape_ = {};
   std::int32_t torch_dtype_ = 0;
+  bool may_be_bool_ = false;
   octile_device device_ = {};
 };
 

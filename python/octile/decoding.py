@@ -97,7 +97,7 @@ class Decoding:
     Greedy tokens are those of generate(), unless torch.compile or the order of the sums of attention changes which logit
     is the largest. compile: whether to compile the model with torch.compile. early_start: whether compiled kernels may
     start before the preceding kernel has ended (programmatic dependent launch, Hopper and newer), if torch can generate
-    such kernels.
+    such kernels. Octile's own kernels always do.
 
     One program and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt
     for another model or when a weight has moved in memory; graphs also for other processors. Changes that move no weight,

@@ -1,4 +1,4 @@
-"""Attention of one query token a sequence over a cache: torch.ops.octile.attend_one_query, and which tensors it takes.
+"""Attention of one query token per sequence over a cache: torch.ops.octile.attend_one_query, and which tensors it takes.
 
 attend(query, key, value, mask, scale)
 
@@ -17,11 +17,11 @@ import torch
 from . import _ops  # noqa: F401: defines the operator
 
 try:
-    from . import one_query_triton  # noqa: F401: implements it for GPUs
+    from . import one_query_triton
 except ImportError:  # Triton comes with torch for GPUs alone
     one_query_triton = None
 
-attend = torch.ops.octile.attend_one_query.default
+attend = torch.ops.octile.attend_one_query.default  # without autograd
 _CPU_TYPES, _GPU_TYPES = (torch.float32, torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16)
 _MAX_SIZE = 256
 _MAX_GROUP = 32  # query heads of a KV head, on a GPU
@@ -38,7 +38,14 @@ def runs_on(device):
 
 
 def takes(query, key, value, mask):
-    """Whether attend() takes these tensors."""
+    """Whether attend() takes these tensors, and none of them wants a gradient."""
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    return not differentiated and _valid(query, key, value, mask)
+
+
+def _valid(query, key, value, mask):
+    if query.dim() != 4 or key.dim() != 4:
+        return False
     batch, heads, rows, size = query.shape
     kv_heads, positions = key.shape[1:3]
     return (
@@ -46,7 +53,8 @@ def takes(query, key, value, mask):
         and query.dtype in (_GPU_TYPES if query.is_cuda else _CPU_TYPES)
         and query.dtype == key.dtype == value.dtype
         and rows == 1
-        and size <= _MAX_SIZE
+        and 0 < size <= _MAX_SIZE
+        and kv_heads > 0
         and heads % kv_heads == 0
         and (not query.is_cuda or heads // kv_heads <= _MAX_GROUP)
         and key.shape == value.shape == (batch, kv_heads, positions, size)
@@ -56,3 +64,15 @@ def takes(query, key, value, mask):
             or (mask.dtype is torch.bool and mask.shape in ((batch, 1, 1, positions), (1, 1, 1, positions)))
         )
     )
+
+
+if one_query_triton is not None:
+
+    @torch.library.impl("octile::attend_one_query", "cuda")
+    def _on_gpu(query, key, value, mask, scale):
+        if not _valid(query, key, value, mask):
+            given = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in (query, key, value, mask) if t is not None)
+            raise RuntimeError(
+                f"octile::attend_one_query: no kernel for {given}; octile/one_query.py says what it takes"
+            )
+        return one_query_triton.attend(query, key, value, mask, scale)

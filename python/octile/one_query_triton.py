@@ -1,4 +1,4 @@
-"""torch.ops.octile.attend_one_query (one_query.py) for GPUs, in Triton, which comes with torch for them.
+"""Attention of one query token per sequence for GPUs, in Triton, which comes with torch for them: see one_query.py.
 
 For each row of q, a head of a sequence, over the positions p of the cache that the mask lets through:
 
@@ -9,6 +9,7 @@ position. If there are several splits, a second kernel combines their results. S
 so a sequence has the same bits in any batch with a cache of that size and the same padding.
 """
 
+import inspect
 import math
 
 import torch
@@ -17,13 +18,15 @@ import triton.language as tl
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # Triton before 3.3
+except ImportError:  # Triton before 3.4
     gdc_launch_dependents = gdc_wait = None
 
 # Positions that a program reads at a time; half as many beyond a head size of 128, for GPUs with 99 KB of shared memory.
 _STEP = 64
 _SPLIT = 256  # positions of a program, more if there would be more than _MAX_SPLITS
 _MAX_SPLITS = 64
+# Triton 3.4 cannot compile these functions: its compiler passes an argument that they do not have.
+_CAN_WAIT = gdc_wait is not None and "_semantic" in inspect.signature(gdc_wait).parameters
 
 
 @triton.jit
@@ -110,15 +113,16 @@ def _add_splits(
 def _starts_early(device):
     """How to launch: whether a kernel may start before the preceding one has ended (programmatic dependent launch, Hopper
     and newer). It reads nothing until that one has."""
-    early = gdc_wait is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    early = _CAN_WAIT and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"EARLY": early} | ({"launch_pdl": True} if early else {})
 
 
-# Opaque to torch.compile, which cannot trace what the kernels write.
-@torch.library.impl("octile::attend_one_query", "cuda")
-def _attend(query, key, value, mask, scale):
+def attend(query, key, value, mask, scale):
+    """For tensors that have been checked. torch.compile cannot trace what the kernels write: an operator calls this."""
     batch, heads, _, size = query.shape
     kv_heads, positions = key.shape[1], key.shape[2]
+    if positions == 0:
+        return query.new_zeros(batch, 1, heads, size)
     split = max(_SPLIT, triton.next_power_of_2(-(-positions // _MAX_SPLITS)))
     splits, width = -(-positions // split), max(16, triton.next_power_of_2(size))
     rows = max(16, triton.next_power_of_2(heads // kv_heads))  # tensor cores need at least 16

@@ -69,7 +69,8 @@ class Tensors {
     }
     std::int64_t last = 0;  // element
     for (std::size_t i = 0; i < view.rank; ++i) {
-      if (view.shape[i] < 0) fail(Status::invalid_argument, function_, ": ", name, " is ", view);
+      if (view.shape[i] < 0)
+        fail(Status::invalid_argument, function_, ": ", name, " is ", view, ", with a negative size");
       if (view.shape[i] <= 1) continue;
       if (view.strides[i] < 0)
         fail(Status::shape_mismatch, function_, ": ", name, " is ", view, ", with a negative stride");
@@ -140,7 +141,7 @@ OneQuery checked(std::string_view function, const octile_attend_one_query_args* 
   tensors.expect("value", value, cache);
   View out{query.dtype, {}, 3, query.shape};
   tensors.expect("y", y, out);
-  if ((y.shape[1] > 1 && y.strides[1] != size) || (y.shape[0] > 1 && y.strides[0] != heads * size)) {
+  if (heads > 0 && ((heads > 1 && y.strides[1] != size) || (batch > 1 && y.strides[0] != heads * size))) {
     fail(Status::shape_mismatch, function, ": y is ", y, ", expected a compact one");
   }
   check_device(function, query.device);

@@ -1,5 +1,5 @@
-// Attention of one query token a sequence over its cache of keys and values: octile_attend_one_query, once its
-// arguments have been checked. There is no plan: one function does it for all tensors.
+// Attention of one query token per sequence over its cache of keys and values: octile_attend_one_query, once its
+// arguments have been checked. There is no plan and no row of the kernel table: one function does it for all tensors.
 #pragma once
 
 #include <cstdint>

@@ -38,16 +38,16 @@ void attend_head(const OneQuery& o, std::int64_t b, std::int64_t h) {
     weights.push_back(score(o, b * o.query_batch_stride + h * o.query_head_stride, row_of(o.key, p)));
     max = std::max(max, weights.back());
   }
+  const double base = max == -std::numeric_limits<double>::infinity() ? 0 : max;
   double denominator = 0;
-  for (double& weight : weights)
-    denominator += weight = std::isinf(max) && max < 0 ? 0.0 * weight : std::exp(weight - max);
+  for (double& weight : weights) denominator += weight = std::exp(weight - base);
   const Tensor y{o.y, o.dtype, {}, 2, {o.batch * heads, o.size}, {o.size, 1}};
   for (std::int64_t c = 0; c < o.size; ++c) {
     double sum = 0;
     for (std::size_t i = 0; i < visible.size(); ++i) {
       sum += weights[i] * value_of(o, o.value.data, row_of(o.value, visible[i]) + c);
     }
-    store(y, b * heads + h, c, static_cast<float>(visible.empty() ? 0 : sum / denominator));
+    store(y, b * heads + h, c, static_cast<float>(denominator == 0 ? sum : sum / denominator));
   }
 }
 

@@ -163,8 +163,7 @@ def test_attention_is_given_back(device):
     seen = []
     hook = model.lm_head.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
     tokens(model, inputs, Decoding(compile=False))
-    assert {name.removesuffix("_kernel") for name in seen} == {"sdpa", "octile_one_query"}
-    assert model.config._attn_implementation == "sdpa"
+    assert set(seen) == {"sdpa", "octile_one_query"} and model.config._attn_implementation == "sdpa"
     hook.remove()
     model.lm_head.register_forward_hook(lambda *_: seen.append(1 / (model.config._attn_implementation == "sdpa")))
     with pytest.raises(ZeroDivisionError):
@@ -326,7 +325,17 @@ def test_kernel_of_one_query(shape, dtype, shown, device):
     assert not one_query.takes(q.expand(batch, heads, 2, size), k, v, mask)
     assert not one_query.takes(q, k, v[..., : size // 2], mask)
     assert not one_query.takes(q, k, v.contiguous().transpose(2, 3).contiguous().transpose(2, 3), mask)
+    assert not one_query.takes(q.requires_grad_(), k, v, mask)
+    with torch.no_grad():
+        assert one_query.takes(q, k, v, mask)
+    empty = one_query.attend(q.detach(), k[:, :, :0], v[:, :, :0], None, None)
+    assert empty.shape == (batch, 1, heads, size) and not empty.any()
+    for wrong in [(q, k, v[..., : size // 2], mask), (q.expand(batch, heads, 2, size), k, v, mask)]:
+        with pytest.raises(RuntimeError, match="octile"):
+            one_query.attend(*wrong, None)
     if mask is not None:
+        with pytest.raises(RuntimeError, match="octile"):
+            one_query.attend(q, k, v, mask.to(q.dtype), None)
         assert not one_query.takes(q, k, v, mask.float())
         assert not one_query.takes(q, k, v, mask.expand(-1, heads, 1, positions))
 
@@ -340,10 +349,12 @@ def test_kernel_of_one_query_on_threads_and_hidden_positions(dtype):
     want = attend(q, k, v, mask, 0.2)
     torch.testing.assert_close(want.double(), attention_in_f64(q, k, v, mask, 0.2), rtol=2**-7, atol=2**-7)
     k[:, :, 333:], v[:, :, 333:] = torch.inf, torch.nan
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        assert torch.equal(attend(q, k, v, mask, 0.2), want)
-    torch.set_num_threads(1)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(attend(q, k, v, mask, 0.2), want)
+    finally:
+        torch.set_num_threads(1)
     v[1, 3, 7, 5] = torch.nan
     got = attend(q, k, v, mask, 0.2).isnan()
     assert got[1, 0, 9:, 5].all() and got.sum() == 3
@@ -360,7 +371,7 @@ def test_kernel_of_one_query_refuses():
         ((q, k.bfloat16(), v, mask), "key is bf16 .* expected f32"),
         ((q, k, v[:, :, 1:], mask), r"value is f32 \(2, 2, 19, 64\)"),
         ((q, k, v, mask.float()), "mask is of float32"),
-        ((q, k, v, mask.expand(2, 6, 1, 20)), "mask is of bool, expected"),
+        ((q, k, v, mask.expand(2, 6, 1, 20)), r"mask is \(2, 6, 1, 20\), expected \(batch or 1,"),
         ((q, k, v, mask[..., 1:]), r"mask is u8 \(2, 19\)"),
         ((q[:, :5], k, v, mask), "do not divide the 5 of query"),
         ((q.double(), k.double(), v.double(), mask), "expected f16, bf16 or f32"),

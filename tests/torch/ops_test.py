@@ -810,8 +810,13 @@ def test_attention_of_one_query(dtype):
         want = torch.nn.functional.scaled_dot_product_attention(*wide, mask, scale=scale).transpose(1, 2)
         y = ops.attend_one_query(query, key, value, mask, scale)
         assert torch.allclose(y.double(), want, rtol=2**-8, atol=2**-8 if dtype is torch.bfloat16 else 1e-6)
-    with pytest.raises(RuntimeError, match=r"octile::attend_one_query: .*mask is u8 \(2, 7\)"):
-        ops.attend_one_query(query, key, value, visible[..., :7], None)
+    for mask, why in [
+        (visible[..., :7], r"mask is u8 \(2, 7\)"),
+        (visible.expand(2, 1, 3, 9), r"mask is \(2, 1, 3, 9\), expected \(batch or 1, 1, 1, positions\)"),
+        (visible.byte(), "mask is of uint8, expected bool"),
+    ]:
+        with pytest.raises(RuntimeError, match=f"octile::attend_one_query: .*{why}"):
+            ops.attend_one_query(query, key, value, mask, None)
 
 
 def test_bits_do_not_depend_on_the_threads(generator):

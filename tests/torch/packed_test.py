@@ -116,6 +116,9 @@ def test_refusals():
     arguments = [torch.ones(2, 64), layer.packed_weight[:-64], None, 24, _c.DYNAMIC_PER_TOKEN, 0, 0, False, None, 0.0]
     with pytest.raises(RuntimeError, match="weight"):
         torch.ops.octile.linear_packed(*arguments)
+    arguments[1] = layer.packed_weight.view(torch.bool)
+    with pytest.raises(RuntimeError, match="weight is of bool"):
+        torch.ops.octile.linear_packed(*arguments)
     arguments[1], arguments[3] = layer.packed_weight, -1
     with pytest.raises(RuntimeError, match="n = -1"):
         torch.ops.octile.linear_packed(*arguments)

@@ -1,14 +1,14 @@
-// Attention of one query token a sequence over its cache. The positions of the cache are cut into splits; a part of the
-// work is one split of one KV head, for all query heads that share it:
+// Attention of one query token per sequence over its cache. The positions of the cache are cut into splits; a part of
+// the work is one split of one KV head, for all query heads that share it:
 //
 //   scores   s[h, i] = scale log2(e) query[h] . key[p_i]     of the visible positions p_i of the split
 //   weights  w[h, i] = 2^(s[h, i] - max_i s[h, i])
 //   values   o[h] = sum_i w[h, i] value[p_i]
 //
-// What finishes the last split of a KV head adds them up, each times 2^(its max - the largest max), and divides by the
-// sum of weights. So keys and values are read once, hidden positions not at all, and all sums are f32. The splits
-// depend on the number of positions alone, and so do the bits: not on the threads, the batch or which thread comes
-// last. They do depend on the instruction set, by the order of the sums and by FMA.
+// The thread that finishes the last split of a KV head adds them up, each times 2^(its max - the largest max), and
+// divides by the sum of weights. So keys and values are read once, hidden positions not at all, and all sums are f32.
+// The splits depend on the number of positions alone, and so do the bits: not on the threads, the batch or which thread
+// comes last. They do depend on the instruction set, by the order of the sums and by FMA.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -33,10 +33,11 @@ constexpr std::int64_t kMaxSplit = 256;
 constexpr std::int64_t split_of(std::int64_t positions) {
   return positions > 2 * kMaxSplit ? kMaxSplit : kMaxSplit / 2;
 }
-constexpr int kMaxHeads = 4;              // of queries at a time; others find the split in the cache
+constexpr int kMaxHeads = 4;              // query heads per pass; later passes find the split in the cache
 constexpr std::int64_t kRowBlock = 16;    // rows of values between two visits of the sums in memory
 constexpr std::int64_t kPrefetch = 4096;  // bytes of rows that are fetched ahead
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNothing = -1;  // the sum of weights of a split with no visible position, whose values are not written
 
 // ---- Vectors ----
 
@@ -97,14 +98,14 @@ OCTILE_INLINE void fold(const Floats& x, Four& sum) {
 
 // ---- One split ----
 
-// What the queries see of it, for `heads` of them.
+// One split, for `heads` query heads.
 template <class T>
 struct SplitRun {
   const T *key, *value;
   std::int64_t key_stride, value_stride;
   const std::int32_t* visible;  // positions, counted from key and value
   std::int64_t count, size;
-  std::int64_t split, following;  // rows of keys behind the split that are fetched ahead
+  std::int64_t split, following;  // key rows of the next split to prefetch
   int heads;
   const float* query;  // (heads, kMaxHeadSize), times the scale
   float* weights;      // (heads, kMaxSplit)
@@ -320,7 +321,7 @@ struct AddSplits {
     for (std::int64_t i = 0; i < s.splits; ++i) max = s.max[i] > max ? s.max[i] : max;
     std::fill_n(s.out, s.size, 0.0f);
     for (std::int64_t i = 0; i < s.splits; ++i) {
-      if (s.sum[i] == 0) continue;  // nothing visible, and no values
+      if (s.sum[i] == kNothing) continue;
       Four factor = Four{} + (s.max[i] - (max == -kInfinity ? 0.0f : max));
       exp2_below_0(factor);
       const float* const values = s.values + i * s.stride;
@@ -361,7 +362,7 @@ class Attention {
   }
 
  private:
-  // Of a query head of a pair of a sequence and a KV head.
+  // Index of a split of a query head, of a pair of a sequence and a KV head.
   std::int64_t at(std::int64_t pair, std::int64_t head, std::int64_t split) const {
     return (pair * o_.group + head) * splits_ + split;
   }
@@ -391,7 +392,7 @@ class Attention {
     run.query = query, run.weights = weights, run.max = max, run.sum = sum, run.out_stride = splits_ * stride_;
     for (std::int64_t first = 0; first < o_.group; first += kMaxHeads) {
       run.heads = static_cast<int>(std::min<std::int64_t>(kMaxHeads, o_.group - first));
-      for (int h = 0; h < run.heads; ++h) max[h] = -kInfinity, sum[h] = 0;
+      for (int h = 0; h < run.heads; ++h) max[h] = -kInfinity, sum[h] = kNothing;
       if (run.count > 0) {
         run.out = values_ + at(pair, first, split) * stride_;
         for (int h = 0; h < run.heads; ++h) read_query(b, kv_head * o_.group + first + h, query + h * kMaxHeadSize);
@@ -409,7 +410,7 @@ class Attention {
     ((run.heads == kIndex + 1 ? multiversion<AttendSplit<T, kIndex + 1>>(run) : void()), ...);
   }
 
-  // Times the scale, for exp2; zeros behind it.
+  // Times the scale, for exp2; zero-padded.
   void read_query(std::int64_t b, std::int64_t head, float* query) const {
     constexpr double kLog2E = 1.4426950408889634;
     const auto factor = static_cast<float>(static_cast<double>(o_.scale) * kLog2E);
