@@ -568,10 +568,10 @@ typedef struct {
 } octile_attend_one_query_args;
 
 /* y = sum_p w_p value_p / sum_p w_p with w_p = exp(scale * query . key_p), over the visible positions p, with f32 sums;
- * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). Any strides, except that
- * the last dimension of query, key and value is contiguous. y overlaps no other tensor. Hidden positions are not read.
- * The bits depend on the instruction set, but not on the threads or on the other sequences. Allocates up to
- * (batch, heads, positions / 128) rows of floats, rounded up, of size rounded up to 16, and two more. */
+ * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). The last dimension of
+ * query, key and value is contiguous; their other strides are free. y overlaps no other tensor. Hidden positions are
+ * not read. The bits depend on the instruction set, but not on the threads or on the other sequences. Allocates at most
+ * size + 2 floats, with size rounded up to 16, for each query head and every 128 positions or part of them. */
 OCTILE_API octile_status octile_attend_one_query(const octile_attend_one_query_args* args);
 
 /* ---- The kernel table ---- */

@@ -13,9 +13,10 @@
     grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h);
                      rows that are no expert's are zeros
     grouped_linear_backward  linear_backward of each expert's rows; the same
-    attend_one_query  attention of one query token per sequence: query (batch, heads, 1, size), key and value (batch, heads / groups,
-                     positions, size), mask (batch or 1, 1, 1, positions) bool, scale 1 / sqrt(size) unless given ->
-                     (batch, 1, heads, size); zeros for a sequence with no visible position. On a GPU: one_query_triton.py
+    attend_one_query attention of one query token per sequence: query (batch, heads, 1, size), key and value
+                     (batch, heads / groups, positions, size), mask (batch or 1, 1, 1, positions) bool, scale
+                     1 / sqrt(size) unless given -> (batch, 1, heads, size); zeros for a sequence with no visible
+                     position. On a GPU: one_query_triton.py
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
 alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a

@@ -192,7 +192,7 @@ class Decoding:
             return forward, _settle
         forward = _own(forward)
         if device.type == "cuda":
-            options = {"combo_kernels": True}  # independent kernels as one, as of rotary positions and the cache
+            options = {"combo_kernels": True}  # one launch for rotary positions and the writes to the cache
             if self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl"):
                 options["triton.enable_pdl"] = True
             return [torch.compile(f, dynamic=False, options=options) for f in (forward, _own(_settle))]

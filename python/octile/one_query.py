@@ -31,7 +31,7 @@ def runs_on(device):
     """Whether attend() is for this device: a CPU, or an NVIDIA GPU from Ampere on."""
     if device.type != "cuda":
         return device.type == "cpu"
-    # torch.compile knows the result of get_device_properties.
+    # get_device_properties is a constant to torch.compile.
     return (
         one_query_triton is not None and not torch.version.hip and torch.cuda.get_device_properties(device).major >= 8
     )

@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/attention/exp2.h"
@@ -221,19 +222,20 @@ TYPED_TEST(Attention, OfLargeScores) {
 }
 
 TEST(AttentionWithoutWeight, KeepsWhatIsNotANumber) {
-  for (const std::int64_t first : {0, 128, 250}) {  // scores from here on are -inf; splits are of 128
+  // Scores of these positions are -inf: all, those of a split of 128, and some that begin within one.
+  for (const auto& [first, end] : {std::pair{0, 300}, {128, 256}, {250, 300}}) {
     Problem<float> p({1, 1, 3, 300, 20}, Shown::all);
-    for (std::int64_t h = 0; h < 3; ++h) p.query[static_cast<std::size_t>(h * 20)] = 1;
-    for (std::int64_t i = first; i < std::max<std::int64_t>(first + 128, 300 - first); ++i) {
-      if (i < 300) p.key[p.at(0, 0, i)] = -kInfinity;
-    }
+    for (std::size_t h = 0; h < 3; ++h) p.query[h * 20] = 1;
+    for (int i = first; i < end; ++i) p.key[p.at(0, 0, i)] = -kInfinity;
+    p.twin();
     on_every_isa([&] {
-      p.run(), p.twin();
+      p.run();
       for (std::size_t i = 0; i < p.y.size(); ++i) EXPECT_NEAR(p.y[i], p.expected[i], 1e-5) << first << ' ' << i;
     });
     p.value[p.at(0, 0, 255) + 3] = kNaN;
+    p.twin();
     on_every_isa([&] {
-      p.run(), p.twin();
+      p.run();
       for (std::size_t i = 0; i < p.y.size(); ++i) {
         EXPECT_EQ(std::isnan(p.y[i]), i % 20 == 3) << first << ' ' << i;
         EXPECT_EQ(std::isnan(p.expected[i]), i % 20 == 3) << first << ' ' << i;

@@ -802,7 +802,9 @@ def test_threads_share_the_plans(device, generator):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_one_query(dtype):
     """More in decoding_test.py and tests/plan/attention_test.cpp."""
-    query, key, value = (torch.randn(2, heads, places, 20).to(dtype) for heads, places in ((6, 1), (2, 9), (2, 9)))
+    query, key, value = (
+        torch.randn(2, heads, positions, 20).to(dtype) for heads, positions in ((6, 1), (2, 9), (2, 9))
+    )
     visible = torch.rand(2, 1, 1, 9) < 0.7
     visible[..., 0] = True
     for mask, scale in ((None, None), (visible, 0.3), (visible[:1], 0.5)):
