@@ -223,22 +223,22 @@ TYPED_TEST(Attention, OfLargeScores) {
 
 TEST(AttentionWithoutWeight, KeepsWhatIsNotANumber) {
   // Scores of these positions are -inf: all, those of a split of 128, and some that begin within one.
-  for (const auto& [first, end] : {std::pair{0, 300}, {128, 256}, {250, 300}}) {
+  for (const auto& range : {std::pair{0, 300}, {128, 256}, {250, 300}}) {
     Problem<float> p({1, 1, 3, 300, 20}, Shown::all);
     for (std::size_t h = 0; h < 3; ++h) p.query[h * 20] = 1;
-    for (int i = first; i < end; ++i) p.key[p.at(0, 0, i)] = -kInfinity;
+    for (int i = range.first; i < range.second; ++i) p.key[p.at(0, 0, i)] = -kInfinity;
     p.twin();
     on_every_isa([&] {
       p.run();
-      for (std::size_t i = 0; i < p.y.size(); ++i) EXPECT_NEAR(p.y[i], p.expected[i], 1e-5) << first << ' ' << i;
+      for (std::size_t i = 0; i < p.y.size(); ++i) EXPECT_NEAR(p.y[i], p.expected[i], 1e-5) << range.first << ' ' << i;
     });
     p.value[p.at(0, 0, 255) + 3] = kNaN;
     p.twin();
     on_every_isa([&] {
       p.run();
       for (std::size_t i = 0; i < p.y.size(); ++i) {
-        EXPECT_EQ(std::isnan(p.y[i]), i % 20 == 3) << first << ' ' << i;
-        EXPECT_EQ(std::isnan(p.expected[i]), i % 20 == 3) << first << ' ' << i;
+        EXPECT_EQ(std::isnan(p.y[i]), i % 20 == 3) << range.first << ' ' << i;
+        EXPECT_EQ(std::isnan(p.expected[i]), i % 20 == 3) << range.first << ' ' << i;
       }
     });
   }
