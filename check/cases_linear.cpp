@@ -115,6 +115,17 @@ class LinearCases {
         add_large(rows, sizes, 6);
       }
     }
+    // Few rows in all, also of more than eight of an expert; many rows of the weight, and many terms.
+    std::vector<std::int64_t> sparse(300, 0);
+    for (std::size_t e = 5; e < sparse.size(); e += 23) sparse[e] = 1 + static_cast<std::int64_t>(e) % 3;
+    if (format.b == DType::s4) {
+      for (const std::vector<std::int64_t>& rows : {std::vector<std::int64_t>{1, 0, 3, 8, 1}, {9, 2, 17, 0, 4}}) {
+        for (const Sizes sizes : {Sizes{0, 512, 512}, {2, 264, 1024}, {1, 8200, 256}, {0, 40, 8192}, {1, 1000, 4128}}) {
+          add_large(rows, sizes, 6, true);
+        }
+      }
+      add_large(sparse, {1, 200, 768}, 6, true);
+    }
     for (std::int64_t e = 100; e < 300; ++e) many.push_back(e * 7 % 5);  // more than a warp looks at in one turn
     for (const Sizes sizes : {Sizes{0, 24, 256}, {1, 40, 128}}) add_large(many, sizes, 6);
     std::vector<std::int64_t> more;  // more tiles a block than its shared memory holds, and than its table does

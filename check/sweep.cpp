@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "base/message.h"
+#include "check/bounds.h"
 #include "check/refusal.h"
 #include "cpu/support/isa.h"
 #include "cpu/support/rows.h"
@@ -24,36 +25,6 @@ struct Refused {
   std::string reason;
 };
 
-// What a row of the table computes, and how far it may be off.
-struct Work {
-  Task task;
-  Bound bound;
-};
-
-Work work_of(std::string_view row) {
-  for (const QuantizeKernel* kernel : quantize_kernels()) {
-    if (kernel->name == row) return {kernel->task, kernel->bound};
-  }
-  for (const GemmKernel* kernel : gemm_kernels()) {
-    if (kernel->name == row) return {kernel->task, kernel->bound};
-  }
-  throw std::logic_error(message("no row is named ", row));
-}
-
-// The rows in a plan's "row + row (unaligned: row)".
-std::vector<std::string> rows_in(std::string_view sku) {
-  std::vector<std::string> rows(1);
-  for (const char c : sku) {
-    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') {
-      rows.back() += c;
-    } else if (!rows.back().empty()) {
-      rows.emplace_back();
-    }
-  }
-  std::erase_if(rows, [](const std::string& row) { return row.empty() || row == "unaligned"; });
-  return rows;
-}
-
 // Whether the plan has this row for a step; not for unaligned operands alone.
 bool lists(std::string_view sku, std::string_view row) {
   for (std::size_t begin = 0; begin <= sku.size();) {
@@ -63,23 +34,6 @@ bool lists(std::string_view sku, std::string_view row) {
     begin = end + 3;
   }
   return false;
-}
-
-// The steps that quantize dY add dB up as column_sum does.
-bool sums_columns(Task task) {
-  return task.operation == Operation::gradient_quantize || task.operation == Operation::blocked_gradient_quantize ||
-         task.operation == Operation::grouped_gradient_quantize;
-}
-
-Bounds bounds_of(std::string_view sku) {
-  Bounds bounds;
-  for (const std::string& row : rows_in(sku)) {
-    Work work = work_of(row);
-    if (sums_columns(work.task)) work = {{Operation::column_sum}, Bound::sum};
-    if (has_format(work.task.operation)) work.task.operation = Operation::gemm;
-    bounds[work.task].push_back(work.bound);
-  }
-  return bounds;
 }
 
 // Sets a global of the library for a while.

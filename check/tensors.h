@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "check/bounds.h"
 #include "check/cases.h"
 #include "check/operands.h"
 #include "octile/tensor.h"
@@ -24,9 +25,6 @@
 namespace octile::check {
 
 inline constexpr std::uint64_t kEmptyDigest = 0xcbf29ce484222325u;
-
-// The bounds of the rows that a plan has for a task.
-using Bounds = std::map<Task, std::vector<Bound>>;
 
 class Tensors {
  public:
@@ -47,8 +45,8 @@ class Tensors {
 
   // Fills all outputs with the canary, or with what they held at first.
   void spoil();
-  // What lies in the outputs now is what is expected from now on.
-  void keep_expected();
+  // What lies in the outputs now is what is expected from now on: the oracle's, or that of rows with these bounds.
+  void keep_expected(const Bounds& bounds = {});
   // An output whose values are sums in float, by a row of this task: what the error of element (r, c) depends on, apart
   // from the rounding to the output's type. An output without it is compared bit for bit (any NaN is NaN).
   using Facts = std::function<SumFacts(Bound bound, std::int64_t r, std::int64_t c)>;
@@ -95,8 +93,8 @@ class Tensors {
     Facts facts;
 
     ConstTensor expected_view() const;
-    Comparison compare(const std::vector<Bound>& bounds) const;
-    std::string compare_elements(const std::vector<Bound>& bounds, double& worst) const;
+    Comparison compare(const Bounds& bounds, const Bounds& expected_bounds) const;
+    std::string compare_elements(const Bounds& bounds, const Bounds& expected_bounds, double& worst) const;
   };
 
   Tensor add_input(const Operand& operand);
@@ -116,6 +114,7 @@ class Tensors {
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Input>> inputs_;
   std::vector<std::unique_ptr<Output>> outputs_;
+  Bounds expected_bounds_;  // of the rows that computed what is expected
 };
 
 // As s8 -53, as f16 -15.6, as bf16 and f32 -2.7e7: in no format a value that a result is likely to have.

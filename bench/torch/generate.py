@@ -6,10 +6,10 @@
 
 The model has the layers of Llama 3 8B (4096, 14336 in the MLP, 32 heads, 8 for keys) with random weights; its head stays
 in bf16, as quantize_ leaves it. Decoding: a prompt of --prompt tokens, greedy, a static cache. `compiled` is what generate()
-does with such a cache (mode "reduce-overhead"), `eager` is without torch.compile, `graphs` is octile.transformers.Decoding's
-loop, for every kind. A token's time is the difference of two
-calls over the difference of their tokens, in turns, the median of `--rounds`. Prefill: one forward of 2,048 tokens.
-torchao's and bitsandbytes' kinds are tried where they are installed. --profile: the kernels of a token instead, in the last of --ways.
+does with such a cache (mode "reduce-overhead"), `graphs` is octile.transformers.Decoding's loop, for every kind, `eager` is
+without torch.compile, at the first batch alone unless it is the only way. A token's time is the difference of two calls
+over the difference of their tokens, in turns, the median of `--rounds`. Prefill: one forward of 2,048 tokens. torchao's and
+bitsandbytes' kinds are tried where they are installed. --profile: the kernels of a token instead, in the last of --ways.
 """
 
 import argparse
@@ -209,7 +209,7 @@ def main():
                     "tokens/s",
                 )
                 for way in options.ways:
-                    for batch in options.batch[:1] if way == "eager" else options.batch:
+                    for batch in options.batch[:1] if way == "eager" and len(options.ways) > 1 else options.batch:
                         if time.time() - begin > options.seconds:
                             break
                         torch._dynamo.reset()

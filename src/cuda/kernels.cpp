@@ -51,10 +51,12 @@ namespace octile::cuda {
   ROW(w8a16_grouped_gemm_sm80) \
   ROW(w8a16_grouped_gemm_simt_sm80) \
   ROW(w4a8_grouped_gemm_sm80) \
+  ROW(w4a8_grouped_gemv_sm90) \
   ROW(w4a8_grouped_gemm_skinny_sm90) \
   ROW(w4a8_grouped_gemm_sm90) \
   ROW(w4a8_grouped_gemm_simt_sm80) \
   ROW(w4a16_grouped_gemm_sm80) \
+  ROW(w4a16_grouped_gemv_sm90) \
   ROW(w4a16_grouped_gemm_sm90) \
   ROW(w4a16_grouped_gemm_skinny_sm90) \
   ROW(w4a16_grouped_gemm_simt_sm80) \

@@ -1036,6 +1036,17 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
     four_bits.n = 1 << 14;
     refused(four_bits, kernel, "takes at most 2^30 tiles of y");
   }
+  GroupedLinearDescription few = d;
+  few.activation = Activation::none;
+  few.m = 33;
+  refused(few, "w4a16_grouped_gemv_sm90", "is for up to 32 rows of all experts");
+  few.m = 32;
+  few.packed_weight = false;
+  refused(few, "w4a16_grouped_gemv_sm90", "takes packed weights");
+  few.activation = Activation::dynamic_per_token;
+  refused(few, "w4a8_grouped_gemv_sm90", "takes packed weights");
+  few.packed_weight = true;
+  refused(few, "w4a8_grouped_gemv_sm90", "is for up to 16 rows of all experts");
   d.weight = WeightFormat::s8_per_channel;
   d.packed_weight = false;
   d.experts = 9;

@@ -41,6 +41,15 @@ class TileFinder {
  public:
   __device__ TileFinder(const Experts& experts, int rows) : experts_(experts), rows_(rows) { read(0); }
 
+  // Tiles of all experts.
+  __device__ int count() {
+    for (;; read(begin_ + kAtOnce)) {
+      const int tiles = __shfl_sync(kAll, up_to_, 31);
+      if (begin_ + kAtOnce >= experts_.count) return before_ + tiles;
+      before_ += tiles;
+    }
+  }
+
   // Numbers that rise take the fewest reads.
   __device__ ExpertTile find(int number) {
     if (number < before_) before_ = 0, read(0);

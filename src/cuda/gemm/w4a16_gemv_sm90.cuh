@@ -1,308 +1,415 @@
-// The weight of w4a16_gemv_sm90 and w4a8_gemv_sm90, from global memory straight into registers, as A of mma.m16n8k16 or
-// k32: units of 16 rows by 128 columns, of which a lane has eight words, four of each of two rows. Which columns a lane
-// has is free, as long as the activations match (first_term).
+// w4a16_gemv_sm90, the kernel, for few rows of a, tokens: close to the time of reading the weight from memory.
 //
-//   packed: lines of 64 bytes, 8 columns of 16 rows; a lane has two rows of every fourth line
-//   row-major: with a scale for 128 columns or more, a lane takes 16 adjacent bytes of either row; with small groups,
-//   words 16 bytes apart, so that 32 adjacent columns are a block
+//   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * (q[j, c] - z[j, g])) + bias[j])
+//
+// a f16 or bf16. With b the integer that q becomes (gemv_units_sm90.cuh), q + 8 or q + 24, and o = b - q, a group
+// contributes s * (sum a b - (o + z) sum a): all products are exact, and their sums in f32. The error of a result is at
+// most
+//   sum |a s| (b + |o + z|) (k + 4) 2^-24 / (1 - (k + 4) 2^-24)
+// (the k terms, their offset, two scalings and the bias) plus half a unit in the last place of y. An infinite a gives
+// NaN.
+//
+// A block has a run of tiles of 16 rows of the weight. Its warps share the units of 128 columns. Activations stay
+// resident: a warp keeps a unit of all tokens in registers, as mma fragments, while that unit of tile after tile
+// streams from global memory into registers, a few tiles ahead; no warp waits for another. Each leaves its sums in
+// shared memory, where those of all warps are added at the end.
+//
+// Of experts with few tokens each: the blocks are divided evenly among the tiles of up to eight tokens of an expert.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/device/floats.cuh"
+#include "cuda/device/grid.cuh"
 #include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
+#include "cuda/gemm/gemv_experts_sm90.cuh"
+#include "cuda/gemm/gemv_units_sm90.cuh"
 #include "cuda/gemm/grouped_weight.h"
-#include "cuda/operands.h"
+#include "plan/kernel.h"
 
-namespace octile::cuda {
+namespace octile::cuda::w4a16_gemv {
 
-inline constexpr int kTileRows = 16;
-inline constexpr int kUnitTerms = 128;
-inline constexpr int kUnitBlocks = 4;  // of 32 columns
+constexpr int kMaxShared = 160 * 1024;  // the rest is L1, where loads arrive
 
-// ---- Integers, raw.
-
-// A nibble u = q + 8 becomes (u + kAdded) / kUnit, exactly, by logical operations alone; an odd one of f16, four bits
-// higher, becomes 16 times that. In f16 these numbers are subnormal, which mma multiplies like any other.
-template <class T>
-struct Raw;
-template <>
-struct Raw<__half> {
-  static constexpr float kAdded = 0;
-  static constexpr float kUnit = 0x1p24f;
-  static constexpr float kOddShare = 0x1p-4f;
-  static constexpr std::uint32_t kOnes = 0x00010001u;  // 1 / kUnit in both halves
-};
-template <>
-struct Raw<__nv_bfloat16> {
-  static constexpr float kAdded = 16;
-  static constexpr float kUnit = 1;
-  static constexpr float kOddShare = 1;
-  static constexpr std::uint32_t kOnes = 0x3f803f80u;
-};
-
-// Pair i gets nibbles i and i + 4. flip: nibbles are q in two's complement, not q + 8.
-template <bool flip>
-__device__ void raw_integers(__half, std::uint32_t word, std::uint32_t (&pairs)[4]) {
-  constexpr std::uint32_t kEven = flip ? 0x00080008u : 0;
-  constexpr std::uint32_t kOdd = flip ? 0x00800080u : 0;
-  const std::uint32_t above = word >> 8;
-  pairs[0] = and_xor(word, 0x000f000fu, kEven);
-  pairs[1] = and_xor(word, 0x00f000f0u, kOdd);
-  pairs[2] = and_xor(above, 0x000f000fu, kEven);
-  pairs[3] = and_xor(above, 0x00f000f0u, kOdd);
-}
-template <bool flip>
-__device__ void raw_integers(__nv_bfloat16, std::uint32_t word, std::uint32_t (&pairs)[4]) {
-  constexpr std::uint32_t kMagic = 0x41804180u ^ (flip ? 0x00400040u : 0);  // 16, whose last four bits count 1 and up
-  pairs[0] = and_xor(word << 3, 0x00780078u, kMagic);
-  pairs[1] = and_xor(word >> 1, 0x00780078u, kMagic);
-  pairs[2] = and_xor(word >> 5, 0x00780078u, kMagic);
-  pairs[3] = and_xor(word >> 9, 0x00780078u, kMagic);
-}
-
-// ---- Addresses.
-
-// Bytes from one tile to the next, from one unit to the adjacent one and to a warp's next, and (small groups) from one
-// scale to the next. 32 bits, as for all tiles of a block: 64-bit additions take twice the instructions.
-struct UnitSteps {
-  int tile = 0;
-  int unit = 0;
-  int next = 0;
-  int part = 0;
-};
-
-struct UnitPlaces {
-  UnitSteps values, scales, zeros;
-  int unit_step = 1;   // from a warp's unit to its next
-  int twin_parts = 0;  // small groups: 1 if two blocks share a scale
-};
-
-inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
-  const std::int64_t per_unit = w.groups == 1 ? 0 : kUnitTerms / w.group;
-  const auto steps = [&](std::int64_t tile, std::int64_t unit, std::int64_t part) {
-    return UnitSteps{static_cast<int>(tile), static_cast<int>(unit), static_cast<int>(unit * unit_step),
-                     static_cast<int>(part)};
-  };
-  const auto of_groups = [&](const GroupPlaces& at, int bytes) {
-    return steps(at.panel * bytes, per_unit * at.col * bytes, at.col * bytes);
-  };
+struct Arguments {
+  NibbleWeight weight;
   UnitPlaces places;
-  places.unit_step = unit_step;
-  places.values = w.packed ? steps(w.pitch, kTileRows * kUnitTerms / 2, 0) : steps(16 * w.pitch, kUnitTerms / 2, 0);
-  places.scales = of_groups(w.scale, 4);
-  places.zeros = of_groups(w.zero, w.packed ? 1 : 4);
-  places.twin_parts = w.group == 64;
-  return places;
-}
-
-// Whether rows can be read 16 bytes at a time, and offsets within a block's tiles, at most 64, fit into 31 bits.
-inline bool units_aligned(const GemmProblem& p, const GemmOperands& o) {
-  const auto near = [](const ConstTensor& t) {
-    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
-  };
-  if (!aligned_rows(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8, 16)) return false;
-  if (o.a.strides[0] > std::int64_t{1} << 30) return false;
-  return p.b_packed || (aligned_rows(o.b.data, o.b.strides[0] / 2, 16) && o.b.strides[0] <= std::int64_t{1} << 21 &&
-                        near(o.b_scale) && (!p.b.zero_point || near(o.zero_point)));
-}
-
-// A predicated load; without a branch, so that loads stay together. A lane's neighbours in memory are read soon after:
-// with 16 bytes L2 gets whole lines, words stay in L1, the others are whole lines.
-__device__ inline void read_if(bool predicate, uint4& v, const void* from) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "l"(from), "r"(static_cast<int>(predicate)));
-}
-__device__ inline void read_if(bool predicate, uint2& v, const void* from) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n}"
-               : "+r"(v.x), "+r"(v.y)
-               : "l"(from), "r"(static_cast<int>(predicate)));
-}
-__device__ inline void read_if(bool predicate, std::uint32_t& v, const void* from) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n}"
-               : "+r"(v)
-               : "l"(from), "r"(static_cast<int>(predicate)));
-}
-__device__ inline void read_if(bool predicate, std::uint16_t& v, const void* from) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.L1::no_allocate.b16 %0, [%1];\n}"
-               : "+h"(v)
-               : "l"(from), "r"(static_cast<int>(predicate)));
-}
-
-// ---- A lane's part of a unit.
-
-// small_groups: a scale may be for 32 columns; else it is for 128 or more.
-template <bool packed_, bool small_groups_, bool zeros_>
-struct Unit {
-  static constexpr bool kPacked = packed_;
-  static constexpr bool kSmallGroups = small_groups_;
-  static constexpr bool kZeros = zeros_;
-  static constexpr int kParts = small_groups_ ? kUnitBlocks : 1;  // scales of a row
-
-  // As loaded: packed, both rows of a block; else the four blocks of a row.
-  std::conditional_t<packed_, uint2, uint4> values[packed_ ? kUnitBlocks : 2] = {};
-  uint2 scales[kParts] = {};
-  std::conditional_t<packed_, std::uint16_t, uint2> zeros[zeros_ ? kParts : 1] = {};  // packed: two of 8 + z; else of z
-
-  // The first of a lane's eight columns of a block.
-  __host__ __device__ static constexpr int first_term(int block, int quarter) {
-    return packed_ || small_groups_ ? block * 32 + quarter * 8 : quarter * 32 + block * 8;
-  }
-
-  // A lane's rows of the tile.
-  __device__ static int2 rows(int lane) {
-    const int g = lane / 4;
-    return packed_ ? int2{2 * g, 2 * g + 1} : int2{g, g + 8};
-  }
-
-  __device__ std::uint32_t word(int block, int h) const {
-    if constexpr (packed_) {
-      return h == 0 ? values[block].x : values[block].y;
-    } else {
-      const uint4& row = values[h];
-      return block == 0 ? row.x : block == 1 ? row.y : block == 2 ? row.z : row.w;
-    }
-  }
-  __device__ float scale(int part, int h) const { return __uint_as_float(h == 0 ? scales[part].x : scales[part].y); }
-  // 8 + z
-  __device__ int zero(int part, int h) const {
-    if constexpr (!zeros_) {
-      return 8;
-    } else if constexpr (packed_) {
-      return zeros[part] >> 8 * h & 255;
-    } else {
-      return 8 + static_cast<int>(h == 0 ? zeros[part].x : zeros[part].y);
-    }
-  }
-};
-
-// Loads a warp's units: of tile after tile, then of the next columns. Nothing out of bounds is read: there words keep
-// their old values, which times an x of 0 is 0, and scales are 0.
-template <class U>
-class UnitReader {
- public:
-  // first: tile of the block; tile_unit: the first tile and unit to load.
-  __device__ UnitReader(const NibbleWeight& w, const UnitPlaces& at, int first, int tiles, int2 tile_unit)
-      : tile_(tile_unit.x), tiles_(tiles), unit_(tile_unit.y), rows_(w.rows - first * kTileRows) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    row_ = U::rows(lane).x;
-    const int place = U::kPacked ? lane % 4 * 64 + row_ * 4 : lane % 4 * (U::kSmallGroups ? 4 : 16);
-    const auto start = [&](const void* data, const UnitSteps& step, std::int64_t row_bytes) {
-      return static_cast<const std::uint8_t*>(data) + row_ * row_bytes +
-             static_cast<std::int64_t>(first + tile_) * step.tile + static_cast<std::int64_t>(unit_) * step.unit;
-    };
-    values_ = start(w.values + place, at.values, U::kPacked ? 0 : w.pitch);
-    scales_ = start(w.scales, at.scales, w.scale.row * 4);
-    if constexpr (U::kZeros) zeros_ = start(w.zeros, at.zeros, w.zero.row * kZeroBytes);
-  }
-
-  // Loads nothing unless `predicate`.
-  __device__ void read(const NibbleWeight& w, const UnitPlaces& at, bool predicate, U& to) {
-    const int blocks = predicate ? (w.terms - unit_ * kUnitTerms) / 32 : 0;
-    const int row = tile_ * kTileRows + row_;
-    if constexpr (U::kPacked) {
-#pragma unroll
-      for (int i = 0; i < kUnitBlocks; ++i) read_if(i < blocks, to.values[i], values_ + i * 256);
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const std::uint8_t* const from = values_ + 8 * h * w.pitch;
-        const bool inside = row + 8 * h < rows_;
-        if constexpr (U::kSmallGroups) {
-          read_if(inside && 0 < blocks, to.values[h].x, from);
-          read_if(inside && 1 < blocks, to.values[h].y, from + 16);
-          read_if(inside && 2 < blocks, to.values[h].z, from + 32);
-          read_if(inside && 3 < blocks, to.values[h].w, from + 48);
-        } else {
-          read_if(inside && static_cast<int>(threadIdx.x) % 4 < blocks, to.values[h], from);
-        }
-      }
-    }
-#pragma unroll
-    for (int part = 0; part < U::kParts; ++part) {
-      const std::int64_t number = U::kSmallGroups ? part >> at.twin_parts : 0;
-      const std::uint8_t* const scale = scales_ + number * at.scales.part;
-      const std::uint8_t* const zero = zeros_ + number * at.zeros.part;
-      const bool inside = part < blocks;
-      if (U::kSmallGroups && !inside) to.scales[part] = uint2{};
-      if constexpr (U::kPacked) {
-        read_if(inside, to.scales[part], scale);
-        if constexpr (U::kZeros) read_if(inside, to.zeros[part], zero);
-      } else {
-        const bool upper = inside && row < rows_;
-        const bool lower = inside && row + 8 < rows_;
-        read_if(upper, to.scales[part].x, scale);
-        read_if(lower, to.scales[part].y, scale + 8 * w.scale.row * 4);
-        if constexpr (U::kZeros) {
-          read_if(upper, to.zeros[part].x, zero);
-          read_if(lower, to.zeros[part].y, zero + 8 * w.zero.row * 4);
-        }
-      }
-    }
-    advance(at);
-  }
-
- private:
-  static constexpr int kZeroBytes = U::kPacked ? 1 : 4;
-
-  __device__ void advance(const UnitPlaces& at) {
-    const bool last = ++tile_ == tiles_;
-    values_ += last ? at.values.next - (tiles_ - 1) * at.values.tile : at.values.tile;
-    scales_ += last ? at.scales.next - (tiles_ - 1) * at.scales.tile : at.scales.tile;
-    if constexpr (U::kZeros) zeros_ += last ? at.zeros.next - (tiles_ - 1) * at.zeros.tile : at.zeros.tile;
-    tile_ = last ? 0 : tile_;
-    unit_ += last ? at.unit_step : 0;
-  }
-
-  const std::uint8_t* values_;
-  const std::uint8_t* scales_;
-  const std::uint8_t* zeros_ = nullptr;
-  int row_;
-  int tile_;
-  int tiles_;
-  int unit_;
-  int rows_;
-};
-
-// ---- Results.
-
-// y (tokens, rows).
-struct TokenRows {
-  void* y = nullptr;
-  std::int64_t pitch = 0;
-  DType type = DType::f32;
-  int rows = 0;
+  const uint4* x = nullptr;
+  int x_pitch = 0;  // of eight terms
   int tokens = 0;
+  int units = 0;
+  int tiles = 0;       // of each block
+  int more_tiles = 0;  // blocks that have one more
+  int pair_bits = 0;   // of eight tokens 2^pair_bits pairs exist
+  int sum_bytes = 0;   // of a warp's sums of a tile
+  int tile_bytes = 0;  // of all warps' sums of a tile
+  int biases_at = 0;   // in shared memory, after the sums
+  Bias bias;
+  TokenRows y;
+  // Of experts' tokens. A block's tiles and sizes of sums follow from its share of them.
+  Experts experts = {};
+  int first_token = 0;
+  int row_tiles = 0;  // of an expert's weight
+  int shared_bytes = 0;
+};
 
-  // A lane's sums as mma leaves them: rows.x and rows.y of two tokens.
-  __device__ void store(int token, int2 at, float4 sums) const {
-    if (type == DType::f16) {
-      store_as<__half>(token, at, sums);
-    } else if (type == DType::bf16) {
-      store_as<__nv_bfloat16>(token, at, sums);
-    } else {
-      store_as<float>(token, at, sums);
+// token_blocks: of eight. ahead: units in flight per warp. experts: of experts' tokens.
+template <class T_, int token_blocks_, int warps_, int ahead_, class Unit_, bool experts_ = false>
+struct Form {
+  using T = T_;
+  using Unit = Unit_;
+  static constexpr int token_blocks = token_blocks_;
+  static constexpr int warps = warps_;
+  static constexpr int threads = 32 * warps_;
+  static constexpr int ahead = ahead_;
+  static constexpr bool experts = experts_;
+  static_assert(!experts || token_blocks == 1);
+};
+
+// Compile-time constants where sums of all eight tokens of a block are kept.
+template <class F>
+constexpr bool kWholeEights = F::token_blocks > 1 || !F::Unit::kPacked;
+template <class F>
+__device__ int pair_bits(const Arguments& p) {
+  return kWholeEights<F> ? 2 : p.pair_bits;
+}
+template <class F>
+__device__ int sum_bytes(const Arguments& p) {
+  return kWholeEights<F> ? F::token_blocks * 512 : p.sum_bytes;
+}
+
+// How many tokens there are, and the sizes of their sums.
+template <class F>
+__host__ __device__ void set_tokens(Arguments& p, int tokens) {
+  p.tokens = tokens;
+  p.pair_bits = kWholeEights<F> || tokens > 4 ? 2 : tokens > 2 ? 1 : 0;
+  p.sum_bytes = F::token_blocks * (128 << p.pair_bits);
+  p.tile_bytes = (p.units < F::warps ? p.units : F::warps) * p.sum_bytes;
+}
+
+// ---- Bias.
+
+// Into L2, well ahead of its use.
+__device__ inline void prefetch_bias(const Arguments& p, int row) {
+  if (p.bias.data == nullptr || row >= p.weight.rows) return;
+  const std::int64_t at = row * p.bias.stride * (p.bias.type == DType::f32 ? 4 : 2);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias.data) + at));
+}
+
+// ---- Products.
+
+__device__ inline void add(float4& sums, float4 more) {
+  sums.x += more.x;
+  sums.y += more.y;
+  sums.z += more.z;
+  sums.w += more.w;
+}
+
+// A lane's columns of a unit of all tokens, and the tokens' sums of each part.
+template <class F>
+struct TokenTerms {
+  using T = typename F::T;
+  using Unit = typename F::Unit;
+  uint4 at[F::token_blocks][kUnitBlocks];
+  float sums[F::token_blocks][Unit::kParts][2];
+  int row = 0;  // of a; of an expert's token
+
+  __device__ explicit TokenTerms(const Arguments& p) {
+    if constexpr (F::experts) row = p.experts.row_of_a(p.first_token + token(p, 0));
+  }
+
+  // A lane's in a block of eight.
+  __device__ static int token(const Arguments& p, int block) {
+    return min(block * 8 + static_cast<int>(threadIdx.x) % 32 / 4, p.tokens - 1);
+  }
+
+  // Not yet permuted.
+  __device__ void read(const Arguments& p, int unit) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = unit * kUnitTerms + Unit::first_term(0, lane % 4);
+#pragma unroll
+    for (int t = 0; t < F::token_blocks; ++t) {
+      const std::int64_t from_row = F::experts ? row : token(p, t);
+      const uint4* const from = p.x + (from_row * p.x_pitch + first / 8);
+#pragma unroll
+      for (int block = 0; block < kUnitBlocks; ++block) {
+        constexpr int kNext = Unit::first_term(1, 0);
+        at[t][block] = first + block * kNext < p.weight.terms ? read_terms(from + block * kNext / 8) : uint4{};
+      }
     }
   }
 
- private:
-  template <class T>
-  __device__ void store_as(int token, int2 at, float4 sums) const {
-    T* const to = static_cast<T*>(y) + token * pitch;
-    const bool second = token + 1 < tokens;
-    if (at.x < rows) {
-      to[at.x] = narrow<T>(sums.x);
-      if (second) to[pitch + at.x] = narrow<T>(sums.y);
-    }
-    if (at.y < rows) {
-      to[at.y] = narrow<T>(sums.z);
-      if (second) to[pitch + at.y] = narrow<T>(sums.w);
+  // A lane's adjacent blocks share a sector: the second comes from L1.
+  __device__ static uint4 read_terms(const uint4* from) {
+    return Unit::first_term(1, 0) == 8 ? __ldca(from) : __ldcg(from);
+  }
+
+  // Permuted to match the weight. The sums are products with ones.
+  __device__ void prepare() {
+    constexpr std::uint32_t kOnes[4] = {Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes};
+#pragma unroll
+    for (int t = 0; t < F::token_blocks; ++t) {
+      float even[Unit::kParts][4] = {};
+      float odd[Unit::kParts][4] = {};
+#pragma unroll
+      for (int block = 0; block < kUnitBlocks; ++block) {
+        const int part = block * Unit::kParts / kUnitBlocks;
+        uint4& terms = at[t][block];
+        terms = to_unpack_order<Unit::kPacked>(terms);
+        multiply_add_16(T(), even[part], kOnes, uint2{terms.x, terms.z});
+        multiply_add_16(T(), odd[part], kOnes, uint2{terms.y, terms.w});
+      }
+#pragma unroll
+      for (int part = 0; part < Unit::kParts; ++part) {
+        sums[t][part][0] = even[part][0] + odd[part][0];
+        sums[t][part][1] = even[part][1] + odd[part][1];
+      }
     }
   }
 };
 
-}  // namespace octile::cuda
+// A unit's contribution to this lane's sums of a tile.
+template <class F>
+__device__ void multiply_unit(const typename F::Unit& unit, const TokenTerms<F>& x,
+                              float (&total)[F::token_blocks][4]) {
+  using T = typename F::T;
+  using Unit = typename F::Unit;
+  constexpr int kBlocks = kUnitBlocks / Unit::kParts;
+#pragma unroll
+  for (int part = 0; part < Unit::kParts; ++part) {
+    float even[F::token_blocks][4] = {};
+    float odd[F::token_blocks][4] = {};
+#pragma unroll
+    for (int i = part * kBlocks; i < (part + 1) * kBlocks; ++i) {
+      std::uint32_t upper[4];
+      std::uint32_t lower[4];
+      raw_integers<!Unit::kPacked>(T(), unit.word(i, 0), upper);
+      raw_integers<!Unit::kPacked>(T(), unit.word(i, 1), lower);
+      const std::uint32_t evens[4] = {upper[0], lower[0], upper[2], lower[2]};
+      const std::uint32_t odds[4] = {upper[1], lower[1], upper[3], lower[3]};
+#pragma unroll
+      for (int t = 0; t < F::token_blocks; ++t) {
+        multiply_add_16(T(), even[t], evens, uint2{x.at[t][i].x, x.at[t][i].z});
+        multiply_add_16(T(), odd[t], odds, uint2{x.at[t][i].y, x.at[t][i].w});
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float scale = unit.scale(part, e / 2) * Raw<T>::kUnit;
+      const float offset = -Raw<T>::kAdded - static_cast<float>(unit.zero(part, e / 2));
+#pragma unroll
+      for (int t = 0; t < F::token_blocks; ++t) {
+        const float raw = __fmaf_rn(odd[t][e], Raw<T>::kOddShare, even[t][e]);
+        const float sum = __fmaf_rn(offset, x.sums[t][part][e % 2], raw);
+        total[t][e] = part == 0 ? sum * scale : __fmaf_rn(sum, scale, total[t][e]);
+      }
+    }
+  }
+}
+
+// One warp's share of `count` tiles from `first` on.
+template <class F>
+__device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int first, int count) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Steps are (unit, tile) pairs, all tiles of a unit in a row; each warp has its share of them.
+  const auto steps = static_cast<unsigned>(p.units * count);
+  const unsigned begin = steps * warp / F::warps;
+  int left = static_cast<int>(steps * (warp + 1) / F::warps - begin);
+  int unit = static_cast<unsigned>(p.units) * warp / F::warps;
+  int tile = static_cast<int>(begin) - unit * count;
+  if (p.places.unit_step > 1) unit = warp;
+  // A tile has a slot of sums for each unit; where there are more units than warps, for each warp, which adds to it.
+  const bool once = p.units <= F::warps;
+  const int old_from = once ? 0 : left - count;  // steps left when all tiles' sums had been written once
+  const int pairs = 1 << pair_bits<F>(p);
+  const int place = pairs == 4 ? lane : lane / 4 * pairs + lane % 4;
+  std::uint32_t sums = all_sums + (once ? unit : warp) * sum_bytes<F>(p) + place * 16;
+
+  TokenTerms<F> x(p);
+  typename F::Unit ring[F::ahead];
+  UnitReader<typename F::Unit> reader(p.weight, p.places, first, count, {tile, unit});
+#pragma unroll
+  for (int i = 0; i < F::ahead; ++i) {
+    reader.read(p.weight, p.places, i < left, ring[i]);
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < count * kTileRows) prefetch_bias(p, first * kTileRows + thread);
+  bool fresh_terms = true;
+#pragma unroll 1
+  while (left > 0) {
+#pragma unroll
+    for (int i = 0; i < F::ahead; ++i) {
+      if (i > 0 && left <= 0) break;
+      if (fresh_terms) {
+        x.read(p, unit);
+        x.prepare();
+      }
+      float total[F::token_blocks][4];
+      multiply_unit<F>(ring[i], x, total);
+      reader.read(p.weight, p.places, left > F::ahead, ring[i]);
+      const std::uint32_t to = sums + tile * p.tile_bytes;
+      if (F::token_blocks > 1 || lane % 4 < pairs) {
+#pragma unroll
+        for (int t = 0; t < F::token_blocks; ++t) {
+          float4 sum = {total[t][0], total[t][1], total[t][2], total[t][3]};
+          if (left <= old_from) {
+            const uint4 v = load_shared(to + t * 512);
+            add(sum, {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)});
+          }
+          store_shared(to + t * 512, uint4{__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                                           __float_as_uint(sum.w)});
+        }
+      }
+      --left;
+      fresh_terms = ++tile == count;
+      if (fresh_terms) {
+        tile = 0;
+        unit += p.places.unit_step;
+        if (once) sums += sum_bytes<F>(p);
+      }
+    }
+  }
+}
+
+// ---- From the sums of all warps to y.
+
+// A warp reduces a tile's sums of eight tokens. Where there are fewer tokens, several lanes share a sum.
+template <class F>
+__device__ void finish_tiles(const Arguments& p, const std::uint8_t* sums, const float* biases, int first, int tiles) {
+  constexpr int kAtOnce = 8;
+  // Read again, so that nothing derived from it occupies registers in the main loop.
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int lane = thread % 32;
+  const int sharers = min(p.units, F::warps);
+  const int bits = pair_bits<F>(p);
+  const int places = 8 << bits;  // of four sums
+  const int place = lane & (places - 1);
+  const int part = lane >> (3 + bits);
+  const int parts = 4 >> bits;
+#pragma unroll 1
+  for (int i = thread / 32; i < tiles * F::token_blocks; i += F::warps) {
+    const int block = i % F::token_blocks;
+    const int tile = i / F::token_blocks;
+    const std::uint8_t* const from = sums + tile * p.tile_bytes + block * 512 + place * 16;
+    float4 sum = {};
+#pragma unroll 1
+    for (int sharer = part; sharer < sharers; sharer += kAtOnce * parts) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int one = sharer + j * parts;
+        add(sum, one < sharers ? *reinterpret_cast<const float4*>(from + one * sum_bytes<F>(p)) : float4{});
+      }
+    }
+#pragma unroll 1
+    for (int other = places; other < 32; other *= 2) {
+      add(sum, {__shfl_xor_sync(~0u, sum.x, other), __shfl_xor_sync(~0u, sum.y, other),
+                __shfl_xor_sync(~0u, sum.z, other), __shfl_xor_sync(~0u, sum.w, other)});
+    }
+    const int token = block * 8 + (place & ((1 << bits) - 1)) * 2;
+    if (part > 0 || token >= p.tokens) continue;
+    int2 rows = F::Unit::rows(place >> bits << 2);
+    rows.x += tile * kTileRows;
+    rows.y += tile * kTileRows;
+    add(sum, {biases[rows.x], biases[rows.x], biases[rows.y], biases[rows.y]});
+    rows.x += first * kTileRows;
+    rows.y += first * kTileRows;
+    p.y.store(token, rows, sum);
+  }
+}
+
+// All sums are in shared memory, or are about to be.
+template <class F>
+__device__ void finish(const Arguments& p, std::uint8_t* shared, int first, int count) {
+  float* const biases = reinterpret_cast<float*>(shared + p.biases_at);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < count * kTileRows) biases[thread] = p.bias.at(first * kTileRows + thread, p.weight.rows, 0);
+  __syncthreads();
+  finish_tiles<F>(p, shared, biases, first, count);
+}
+
+template <class F>
+__global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_constant__ Arguments p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const int block = static_cast<int>(blockIdx.x);
+  const int first = p.tiles * block + min(block, p.more_tiles);
+  const int count = p.tiles + (block < p.more_tiles ? 1 : 0);
+  let_next_start();
+  wait_for_previous();
+  multiply_tiles<F>(p, shared_address(shared), first, count);
+  finish<F>(p, shared, first, count);
+}
+
+// How many tiles of the weight there is room for at once.
+template <class F>
+__device__ int room(const Arguments& p) {
+  return min(p.shared_bytes / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
+}
+
+// Of one expert, for a share of its tokens.
+template <class F>
+__device__ Arguments arguments_of(const Arguments& all, const ExpertShare& share) {
+  Arguments p = all;
+  set_tokens<F>(p, share.tokens());
+  p.first_token = share.first_token;
+  p.biases_at = room<F>(p) * p.tile_bytes;
+  move_to_expert(p.weight, p.experts, share.expert);
+  move_to_expert(p.bias, p.experts, share.expert);
+  move_to_tokens(p.y, share);
+  return p;
+}
+
+template <class F>
+__global__ void __launch_bounds__(F::threads, 1) w4a16_experts_gemv_kernel(const __grid_constant__ Arguments all) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  __shared__ ExpertShare share;  // so that nothing of it occupies registers in the main loop
+  let_next_start();
+  wait_for_previous();
+  find_share(all.experts, all.row_tiles, share);
+#pragma unroll 1
+  for (int first = share.begin; first < share.end; first += room<F>(arguments_of<F>(all, share))) {
+    const auto count = [&](const Arguments& p) { return min(room<F>(p), share.end - first); };
+    const Arguments to_multiply = arguments_of<F>(all, share);
+    multiply_tiles<F>(to_multiply, shared_address(shared), first, count(to_multiply));
+    asm volatile("" ::: "memory");
+    const Arguments to_finish = arguments_of<F>(all, share);
+    finish<F>(to_finish, shared, first, count(to_finish));
+    __syncthreads();
+  }
+}
+
+// ---- The host's side.
+
+inline bool small_groups(const GemmProblem& p) { return p.b.group < 128 && p.b.group < p.k; }
+
+// Up to eight tokens: as many warps, and units in flight, as registers allow. Of experts a block has few tiles, and
+// half of the warps with three units each take less time.
+template <class T, class Unit, bool experts = false>
+struct FewTokens {
+  static constexpr bool wide = Unit::kSmallGroups || Unit::kZeros || !Unit::kPacked;
+  static constexpr int ahead = Unit::kSmallGroups ? 1 : wide ? 2 : experts ? 3 : 1;
+  using Form = w4a16_gemv::Form<T, 1, wide || experts ? 16 : 32, ahead, Unit, experts>;
+};
+
+// All but what depends on a form and on the number of tokens.
+inline Arguments arguments_of(const GemmProblem& problem, const GemmOperands& o) {
+  Arguments p;
+  p.weight = nibble_weight(problem, o);
+  p.places = unit_places(p.weight, 1);
+  p.x = static_cast<const uint4*>(o.a.data);
+  p.x_pitch = static_cast<int>(o.a.strides[0] / 8);
+  p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
+  p.bias = bias_of(problem, o);
+  p.y = {o.y.data, o.y.strides[0], problem.y, p.weight.rows, static_cast<int>(o.y.rows())};
+  return p;
+}
+
+// Of a block, for up to eight tokens and a packed weight, measured on an H200.
+inline double tile_seconds(const GemmProblem& p) {
+  return kTileRows * std::max(static_cast<double>(p.k), 2048.0) * 2.4e-11;
+}
+
+}  // namespace octile::cuda::w4a16_gemv
