@@ -132,6 +132,10 @@ int main(int argc, char** argv) {
   }
   errno = 0;
   if (!std::cout.flush()) {
+    if (errno == 0) {  // an earlier write failed: the next one tells why
+      std::cout.clear();
+      std::cout.put('\n').flush();
+    }
     return report("cannot write to the standard output: " + std::generic_category().message(errno != 0 ? errno : EIO),
                   kFailed);
   }

@@ -184,8 +184,8 @@ OCTILE_API octile_status octile_use_tuning(const char* file);
 
 /* Which threads run CPU plans in this process: the library's own, or those of a pool that the program already has, such
  * as OpenMP's. With two pools, the idle one spins on the cores that the other uses. run(tasks, task, context) calls
- * task(context, i) once for each i from 0 to tasks - 1, at once as far as it has threads, and returns when all have
- * returned. NULL: the library's own threads again, as in a child after fork(). */
+ * task(context, i) once for each i from 0 to tasks - 1, at once as far as it has threads, and returns (or, in C++,
+ * throws) when all that it called have returned. NULL: the library's own threads again, as in a child after fork(). */
 typedef void (*octile_task)(void* context, int32_t index);
 typedef void (*octile_task_runner)(int32_t tasks, octile_task task, void* context);
 OCTILE_API octile_status octile_use_task_runner(octile_task_runner run);
@@ -562,7 +562,7 @@ typedef struct {
   const octile_tensor* value; /* the same */
   const octile_tensor* mask;  /* (batch or 1, positions), uint 8: 0 hides a position. Absent: all are visible */
   const octile_tensor* y;     /* out (batch, heads, size), dtype of query, compact */
-  double scale;               /* of query . key; usually 1 / sqrt(size) */
+  double scale;               /* of query . key, finite; usually 1 / sqrt(size) */
   int32_t threads;            /* maximum number of CPU threads; 0: all */
   int32_t reserved;           /* 0 */
 } octile_attend_one_query_args;
@@ -571,7 +571,8 @@ typedef struct {
  * 0 if there are none. Query head h has the keys and values of head h / (heads / kv_heads). The last dimension of
  * query, key and value is contiguous; their other strides are free. y overlaps no other tensor. Hidden positions are
  * not read. The bits depend on the instruction set, but not on the threads or on the other sequences. Allocates at most
- * size + 2 floats, with size rounded up to 16, for each query head and every 128 positions or part of them. */
+ * size + 2 floats, with size rounded up to 16, for each query head and every 128 positions or part of them, and 8 bytes
+ * for each sequence and KV head. */
 OCTILE_API octile_status octile_attend_one_query(const octile_attend_one_query_args* args);
 
 /* ---- The kernel table ---- */

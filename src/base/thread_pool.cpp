@@ -292,9 +292,11 @@ void parallel_for(int threads, std::int64_t parts, PartFunction function, const 
   if (threads > 1 && !inside_parallel_for) {
     Pool& workers = pool();
     if (workers.try_acquire()) {
-      workers.run(threads, {threads, parts, function, context});
-      workers.release();
-      return;
+      struct Release {  // also where a task runner throws
+        Pool& workers;
+        ~Release() { workers.release(); }
+      } release{workers};
+      return workers.run(threads, {threads, parts, function, context});
     }
   }
   for (std::int64_t part = 0; part < parts; ++part) function(context, part, 0);

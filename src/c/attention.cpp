@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -95,7 +96,7 @@ class Tensors {
   }
 
   void expect(std::string_view name, const View& view, const View& wanted) const {
-    if (view.dtype != wanted.dtype || view.shape != wanted.shape || view.device.type != DeviceType::cpu) {
+    if (view.dtype != wanted.dtype || view.shape != wanted.shape || view.device != Device::cpu()) {
       fail_with(name, view, wanted);
     }
     const std::size_t last = view.rank - 1;
@@ -118,6 +119,8 @@ class Tensors {
 OneQuery checked(std::string_view function, const octile_attend_one_query_args* given) {
   const auto args = read_struct(function, "args", given);
   if (args.reserved != 0) fail(Status::invalid_argument, function, ": reserved = ", args.reserved, ", expected 0");
+  if (!std::isfinite(args.scale))
+    fail(Status::invalid_argument, function, ": scale = ", args.scale, ", expected finite");
   const Tensors tensors(function);
   const View query = tensors.read("query", args.query, 3), key = tensors.read("key", args.key, 4);
   const View value = tensors.read("value", args.value, 4), y = tensors.read("y", args.y, 3);
@@ -157,7 +160,10 @@ OneQuery checked(std::string_view function, const octile_attend_one_query_args* 
     o.mask_position_stride = mask.strides[1];
   }
   for (const auto& [name, view] : {std::pair{"query", query}, {"key", key}, {"value", value}, {"mask", mask}}) {
-    if (y.begin < view.end && view.begin < y.end) fail(Status::invalid_argument, function, ": y overlaps ", name);
+    if (y.begin == y.end || y.begin >= view.end || view.begin >= y.end) continue;
+    fail(Status::invalid_argument, function, ": y at ", reinterpret_cast<const void*>(y.begin), ", ", y, ", overlaps ",
+         name, " at ", reinterpret_cast<const void*>(view.begin), ", ", view,
+         "; see docs/how-to/errors.md#two-tensors-overlap");
   }
   const auto cached = [](const View& v) {
     return OneQuery::Cache{reinterpret_cast<const void*>(v.begin), v.strides[0], v.strides[1], v.strides[2]};
@@ -179,9 +185,9 @@ OneQuery checked(std::string_view function, const octile_attend_one_query_args* 
 
 octile_status octile_attend_one_query(const octile_attend_one_query_args* args) {
   return octile::guarded([&, function = __func__] {
+    const octile::cpu::FloatEnvironment environment;
     const octile::OneQuery o = octile::checked(function, args);
     if (o.batch == 0 || o.group == 0) return;
-    const octile::cpu::FloatEnvironment environment;
 #if OCTILE_SCALAR
     octile::reference::attend_one_query(o);
 #else

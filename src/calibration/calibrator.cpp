@@ -190,6 +190,7 @@ void Calibrator::channel_max(const Tensor& out) const {
 }
 
 void Calibrator::excess(const Tensor& out) const {
+  const cpu::FloatEnvironment environment;
   TensorChecks checks("Calibrator::excess", {});
   checks.vector("out", out, DType::f32, 2);
   const InputExcess expected = impl_->expected_excess();

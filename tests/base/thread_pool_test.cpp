@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cfenv>
 #include <chrono>
+#include <cstdint>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -138,6 +140,16 @@ TEST(ThreadPool, WorksOnAnotherPool) {
     EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
     EXPECT_EQ(tasks_run.load(), 5);
   }
+}
+
+TEST(ThreadPool, WorksAgainAfterAnotherPoolHasThrown) {
+  use_task_runner([](std::int32_t, Task, void*) { throw std::runtime_error("no threads"); });
+  EXPECT_THROW(counts_of(3, 1000), std::runtime_error);
+  use_task_runner(on_the_caller);
+  tasks_run = 0;
+  EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
+  EXPECT_EQ(tasks_run.load(), 3);
+  use_task_runner(nullptr);
 }
 
 TEST(ThreadPool, ThreadsOfAnotherPoolHaveTheirOwnRounding) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -166,6 +167,11 @@ TEST(Calibrator, Merges) {
   one.merge(two);
   EXPECT_FLOAT_EQ(excess_of(one)[0], before[0] / 2);
   EXPECT_FLOAT_EQ(excess_of(one)[1], before[1] / 2);
+  const std::vector<float> nearest = excess_of(one);
+  std::fesetround(FE_UPWARD);
+  const std::vector<float> upward = excess_of(one);
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(upward, nearest);
 }
 
 // Rows of each block of 128 beside the maxima of the blocks before it, each by the number of rows before.

@@ -179,9 +179,9 @@ class MistakeTest(Case):
 class UnwritableTest(Case):
     @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
     def test_standard_output_is_full(self):
-        for arguments in (["info"], ["info", "--json"], ["bench", "--list", "--filter", "reference"], ["--help"]):
+        for arguments in (["info"], ["info", "--json"], ["manual", "markdown"], ["bench", "--list", "--filter", "reference"], ["--help"]):
             with self.subTest(arguments), open("/dev/full", "w") as full:
-                self.bad(1, *arguments, stdout=full, says=["standard output"])
+                self.bad(1, *arguments, stdout=full, says=["standard output", "No space left on device"])
 
 
 class InfoTest(Case):

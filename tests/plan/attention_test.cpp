@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -311,8 +312,13 @@ TEST(BadAttention, IsRefused) {
        [&](P& p) { p.tensors[1].strides = changed(p.cache_strides, 4, 2, huge); }},
       {OCTILE_SHAPE_MISMATCH, "on cuda:0, expected", [](P& p) { p.tensors[1].device.type = OCTILE_DEVICE_CUDA; }},
       {OCTILE_MISALIGNED, "no multiple of 4", [](P& p) { p.tensors[2].byte_offset = 2; }},
-      {OCTILE_INVALID_ARGUMENT, "y overlaps query", [](P& p) { p.tensors[4].data = p.query.data(); }},
-      {OCTILE_INVALID_ARGUMENT, "y overlaps value", [](P& p) { p.tensors[4].data = p.value.data() + 5; }},
+      {OCTILE_SHAPE_MISMATCH, "key is f32 (2, 2, 9, 8) strides (198, 11, 22, 1) on cpu:7, expected",
+       [](P& p) { p.tensors[1].device.id = 7; }},
+      {OCTILE_INVALID_ARGUMENT, ", f32 (2, 6, 8) strides (48, 8, 1) on cpu, overlaps query at ",
+       [](P& p) { p.tensors[4].data = p.query.data(); }},
+      {OCTILE_INVALID_ARGUMENT, ", f32 (2, 2, 9, 8) strides (198, 11, 22, 1) on cpu; see docs/how-to/errors.md",
+       [](P& p) { p.tensors[4].data = p.value.data() + 5; }},
+      {OCTILE_INVALID_ARGUMENT, "scale = nan, expected finite", [](P& p) { p.args.scale = std::nan(""); }},
       {OCTILE_UNSUPPORTED, "expected a size of 1 to 256",
        [&](P& p) { p.tensors[0].shape = p.tensors[4].shape = changed(p.query_shape, 3, 2, 257); }},
       {OCTILE_UNSUPPORTED, "fewer than 2^31 positions",
@@ -347,7 +353,22 @@ TEST(EmptyAttention, IsZerosOrNothing) {
   for (const float y : p.run()) EXPECT_EQ(y, 3);
   Problem<float> no_heads({2, 2, 3, 9, 8});
   no_heads.query_shape[1] = 0;
+  no_heads.tensors[4].data = no_heads.key.data();  // of which it has no element
   no_heads.run();
+}
+
+TEST(AttentionsRounding, IsItsOwn) {
+  Problem<float> p({2, 2, 3, 9, 80});
+  p.args.scale = 1 / std::sqrt(80.0);
+  const std::vector<float> nearest = p.run();
+  std::fesetround(FE_UPWARD);
+  std::feclearexcept(FE_ALL_EXCEPT);
+  const std::vector<float> upward = p.run();
+  const int flags = std::fetestexcept(FE_ALL_EXCEPT), mode = std::fegetround();
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(upward, nearest);
+  EXPECT_EQ(flags, 0);
+  EXPECT_EQ(mode, FE_UPWARD);
 }
 
 }  // namespace
