@@ -104,7 +104,9 @@ def pack(weight, weight_scale, weight_zero_point, k, /, **fields):
     """The packed weight, uint8, on the CPU. fields: of the linear plan's description."""
     weight, scale, points = (None if t is None else t.detach().cpu() for t in (weight, weight_scale, weight_zero_point))
     chosen = plan("linear", torch.device("cpu"), m=1, n=weight.shape[0], k=k, packed_weight=1, **fields)
-    packed = torch.empty(chosen.packed_weight_size, dtype=torch.uint8)  # torch aligns allocations to 64 bytes
+    packed = torch.empty(
+        chosen.packed_weight_size, dtype=torch.uint8, device="cpu"
+    )  # torch aligns allocations to 64 bytes
     views = {"weight": view_of_levels(weight, k), "weight_scale": view(scale), "packed": view(packed)}
     if points is not None:
         views["weight_zero_point"] = view(points)

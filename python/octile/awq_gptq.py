@@ -12,7 +12,7 @@ from .quantizer import pack_words, unpack_words
 
 KINDS = ("awq", "gptq")
 # Output i of eight is nibble _PLACE[i] of an AWQ word.
-_PLACE = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+_PLACE = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], device="cpu")
 
 
 def to_compressed_tensors(checked, layer, tensors, linear):

@@ -16,6 +16,7 @@ import torch
 
 from . import _reader
 from .linears import as_linear, is_linear
+from .quantized_input import QuantizedInput
 
 _FORMAT = {"format": "octile-calibration", "version": "1"}
 _SAMPLE_SEED = 20
@@ -93,7 +94,7 @@ class _Observer:
 
     def _sample(self, x):
         """Every row draws a number, and those of the smallest stay: each row seen is kept with the same chance."""
-        keys = torch.rand(x.shape[0], generator=self.generator, dtype=torch.float64)
+        keys = torch.rand(x.shape[0], generator=self.generator, dtype=torch.float64, device="cpu")
         keys, x = self._smallest(keys, x)
         if self.samples is not None:
             keys, x = self._smallest(torch.cat((self.keys, keys)), torch.cat((self.samples, x.to(self.samples))))
@@ -104,7 +105,7 @@ class _Observer:
         return keys, x[kept.to(x.device)]
 
     def statistics(self):
-        channel_max = torch.zeros(self.features) if self.channel_max is None else self.channel_max
+        channel_max = torch.zeros(self.features, device="cpu") if self.channel_max is None else self.channel_max
         return InputStatistics(channel_max, self.rows, self.moments, self.samples, self._excess())
 
     def _excess(self):
@@ -198,7 +199,7 @@ class Calibration:
                 continue
             tensors[f"{name}.input_channel_max"] = s.channel_max.cpu().contiguous()
             tensors[f"{name}.input_max"] = s.max.cpu()
-            tensors[f"{name}.rows"] = torch.tensor([s.rows])
+            tensors[f"{name}.rows"] = torch.tensor([s.rows], device="cpu")
             if s.excess is not None:
                 tensors[f"{name}.input_excess"] = s.excess.cpu().contiguous()
             if s.second_moments is not None:
@@ -244,6 +245,8 @@ def calibrate(model, *, second_moments=False, samples=256, filter=None):
 
         def hook(_, arguments, keywords):
             x = arguments[0] if arguments else next(iter(keywords.values()))
+            if type(x) is QuantizedInput:
+                x = (x.q * x.scale.unsqueeze(1)).view(x.shape)
             # Not in autocast's type, and no inference tensor: they are added to in place later.
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 observer.observe(x)

@@ -117,7 +117,7 @@ def make_layer(where, linear, checked, layer, tensors):
         else:
             layer = _make_static(sizes, words, tensors)
         _fill(layer, tensors, points)
-    layer.bias = None if bias is None else bias.to(linear.bias.dtype)
+    layer.bias = None if bias is None else bias.to(linear.bias.dtype, copy=True)  # it may be a view of a file
     return layer
 
 

@@ -43,13 +43,20 @@ def save_checkpoint(model, folder, *, force=False):
     if len(kinds) > 1:
         found = sorted(kinds, key=str)
         raise ValueError(f"octile: the model has layers of several kinds, {found}: convert all of them with one config")
-    tensors, seen = {}, set()
-    for name, t in model.state_dict().items():
-        if type(modules.get(name.rpartition(".")[0])) not in (*_LAYERS, Experts) and (
-            t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen
-        ):
-            seen.add((t.data_ptr(), t.shape))
-            tensors[name] = t.contiguous()
+    if "" in layers:
+        raise ValueError("octile: the model is one layer, for which a file has no name: put it into a module")
+    tensors, seen, memory = {}, set(), set()
+    for name, t in model.state_dict(keep_vars=True).items():
+        if type(modules.get(name.rpartition(".")[0])) in (*_LAYERS, Experts) or id(t) in seen:
+            continue
+        if not isinstance(t, torch.Tensor):
+            raise ValueError(f"octile: {name} is a {type(t).__name__}, and a file holds tensors alone")
+        seen.add(id(t))
+        t = t.detach().contiguous()
+        # Other tensors in the same memory are written too, from a copy: safetensors refuses them as they are.
+        place = t.untyped_storage().data_ptr()
+        tensors[name] = t.clone() if place in memory else t
+        memory.add(place)
     for name, layer in layers.items():
         tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
     config = _model_config(model)
@@ -112,7 +119,7 @@ def _layer_tensors(layer, per_channel):
     if type(layer) in _PACKED:
         q, bits = layer.format.levels(weight.cpu(), layer.in_features), layer.format.bits
         tensors["weight_packed"] = quantizer.pack_words(q, bits)
-        tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
+        tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features], device="cpu")
         if zero_point is not None:
             points = zero_point.cpu().to(torch.int8)
             tensors["weight_zero_point"] = quantizer.pack_words(points.T.contiguous(), bits).T.contiguous()

@@ -430,20 +430,19 @@ def _refused_experts(module, name, config, filter, sharers):
 def converted(convert, module, name, config):
     """What takes the place of `module`, a linear layer or experts."""
     if not experts.is_experts(module):
-        return finite(convert(as_linear(module), name), name)
+        return convert(finite(as_linear(module), name), name)
     if isinstance(config, Int8Training):
         return experts.TrainedExperts.from_module(module, config._options())
     names = {part: f"{name}.{part}" for part in experts.names(module)}
-    parts = [finite(convert(experts.as_linear(module, part), words), words) for part, words in names.items()]
+    parts = [convert(finite(experts.as_linear(module, part), words), words) for part, words in names.items()]
     return experts.from_module(module, *parts)
 
 
-def finite(layer, name):
-    """The layer. Raises ValueError where its weight had a NaN or an infinity, which its scales then have."""
-    if isinstance(layer, inference._Inference) and not layer.weight_scale.is_meta:
-        if not layer.weight_scale.isfinite().all():
-            raise ValueError(f"octile: the weight of {name or 'the model'} has values that are not finite")
-    return layer
+def finite(linear, name):
+    """The linear layer. Raises ValueError where its weight has a NaN or an infinity."""
+    if not linear.weight.is_meta and not linear.weight.isfinite().all():
+        raise ValueError(f"octile: the weight of {name or 'the model'} has values that are not finite")
+    return linear
 
 
 def exchange(model, config, layers, report):
@@ -479,5 +478,10 @@ def become(module, other):
     kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
     ours = ("_options", "_weight_cache", "_names", "_gate", "_kind")
     own = {name: value for name, value in module.__dict__.items() if name not in other.__dict__ and name not in ours}
+    if not experts.is_experts(module):
+        for kind in ("_parameters", "_buffers", "_modules"):  # that a user has registered
+            extra = module.__dict__[kind].items()
+            other.__dict__[kind] |= {n: v for n, v in extra if n not in ("weight", "bias", *other.__dict__[kind])}
+        other._non_persistent_buffers_set |= module._non_persistent_buffers_set & other._buffers.keys()
     module.__class__ = type(other)
     module.__dict__ = {**own, **other.__dict__, **kept}

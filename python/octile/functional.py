@@ -263,6 +263,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
         x, xs, w, ws = ctx.saved_tensors
+        ws = ws.flatten() if need_x else None  # one group a row is one scale a channel
         layout, dx_product, dw_product, w_layout = ctx.choices
         x_dtype, w_dtype, b_dtype = ctx.dtypes
         of_w = (w, ws) if need_x else (None, None)

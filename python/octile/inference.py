@@ -50,7 +50,7 @@ class _Inference(nn.Module):
         self.weight_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.register_buffer("bias", torch.zeros(out_features, device=device, dtype=dtype) if bias else None)
         self.register_buffer("packed_weight", None)
-        stored = format.zeros(out_features, in_features, self._scale_type(dtype), per_channel, device)
+        stored = format.zeros(out_features, in_features, self._scale_type(self.weight_dtype), per_channel, device)
         for name, buffer in zip(_Inference._KEPT, stored, strict=True):
             self.register_buffer(name, buffer)
 
@@ -108,7 +108,9 @@ class _Inference(nn.Module):
     def _apply(self, fn, recurse=True):
         # half() and to(dtype) are for activations and the bias: a rounded scale would change every weight.
         self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype, device=self._device())).dtype
-        kept = {name: self._buffers.pop(name) for name in self._KEPT}
+        kept = {
+            name: self._buffers.pop(name) for name in (*self._KEPT, "packed_weight")
+        }  # type() converts integers, too
         super()._apply(fn, recurse)
         for name, buffer in kept.items():
             if buffer is None:
@@ -131,6 +133,8 @@ class _Inference(nn.Module):
         weight = self._buffers["quantized_weight"]
         if weight is not None and weight.dtype is torch.int8:
             self._buffers["quantized_weight"] = quantizer.aligned(weight)
+        for name in [name for name, buffer in self._buffers.items() if buffer is None]:
+            self._buffers[name] = self._buffers.pop(name)  # to the end: torch.export counts them in the root
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -488,7 +492,7 @@ class W8A8StaticLinear(_Int8):
     ):
         super().__init__(in_features, out_features, bias, device, dtype, WeightFormat(), per_channel)
         self.backward = backward
-        of_scales = {"device": device, "dtype": self._scale_type(dtype)}
+        of_scales = {"device": device, "dtype": self._scale_type(self.weight_dtype)}
         self.register_buffer("input_scale", torch.ones(1, **of_scales))
         self.register_buffer("input_multiplier", torch.ones(in_features, **of_scales) if multiplier else None)
         self._align()

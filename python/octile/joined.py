@@ -137,8 +137,9 @@ class Joined:
                 self.biases = self._biases()
             return
         self.layer = None
-        devices = {str(part._device()) for part in self.parts}
-        if len(devices) == 1:
+        scales = [part._buffers["weight_scale"] for part in self.parts]
+        kinds = {(str(part._device()), s is not None and s.dtype) for part, s in zip(self.parts, scales, strict=True)}
+        if len(kinds) == 1:  # else some parts have not been moved yet
             self.build()
 
     def output(self, index, x):

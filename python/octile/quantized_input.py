@@ -169,7 +169,7 @@ def _normalized(x, residual, weight, bias, eps, backward):
         weight, bias = weight.float(), None if bias is None else bias.float()
     transposed = _transposed(backward)
     orientation = _c.BOTH if transposed else _c.ROW_MAJOR
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(torch.float32).eps if eps is None else eps  # torch's, for 16-bit x too
     like, q, q_transposed, scale, *total = _Norm.apply(x, residual, weight, bias, orientation, eps)
     quantized = QuantizedInput(like, q, q_transposed if transposed else None, scale)
     return (quantized, *total) if total else quantized

@@ -106,7 +106,7 @@ def by_the_library(w, format, method, second_moments):
     """
     weight = w.detach().cpu().contiguous()
     (n, k), moments = weight.shape, None if second_moments is None else second_moments.detach().cpu().contiguous()
-    q, scale, _ = format.zeros(n, k, torch.float32)
+    q, scale, _ = format.zeros(n, k, torch.float32, device="cpu")
     fields = format.fields()
     description = {"n": n, "k": k, "group": fields["group"], "weight": fields["weight"]}
     description |= {"w": _plans.DTYPES[w.dtype], "method": METHODS[method], "threads": torch.get_num_threads()}
@@ -172,7 +172,7 @@ def pack_words(q, bits=4):
     """int8 (R, K) -> int32 (R, ceil(K * bits / 32))."""
     count = 32 // bits
     q = nn.functional.pad(q, (0, -q.shape[1] % count)).to(torch.int32) + (1 << bits - 1)
-    words = torch.zeros(q.shape[0], q.shape[1] // count, dtype=torch.int32)
+    words = torch.zeros(q.shape[0], q.shape[1] // count, dtype=torch.int32, device=q.device)
     for i in range(count):
         words |= q[:, i::count] << (bits * i)
     return words

@@ -12,7 +12,7 @@ namespace octile {
 inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 inline std::ostream& operator<<(std::ostream& out, Device device) {
   out << name(device.type);
-  return device.type == DeviceType::cuda ? out << ':' << device.index : out;
+  return device.type == DeviceType::cuda || device.index != 0 ? out << ':' << device.index : out;
 }
 
 // "f32 (4, 8) strides (8, 1) on cpu"

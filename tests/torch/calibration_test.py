@@ -314,3 +314,15 @@ def test_without_safetensors(tmp_path, monkeypatch):
     for use in (lambda: calibration.save(tmp_path / "c"), lambda: Calibration.load(tmp_path / "c")):
         with pytest.raises(ImportError, match="this needs the package safetensors: pip install safetensors"):
             use()
+
+
+def test_an_input_that_arrives_quantized(device, generator):
+    model = nn.Sequential(octile.GELU(), octile.Linear(64, 32)).to(device)
+    x = torch.randn(5, 64, generator=generator).to(device)
+    with calibrate(model) as calibration:
+        model(x)
+    seen = calibration.layers["1"]
+    assert seen.rows == 5
+    torch.testing.assert_close(
+        seen.channel_max.to(device), nn.functional.gelu(x, approximate="tanh").abs().amax(0), atol=0.05, rtol=0
+    )

@@ -709,3 +709,49 @@ def test_compressed_tensors_reads_them(kind, tmp_path):
         own = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
         weight = compressor.decompress(own, scheme)["weight"]
         assert torch.equal(weight, model.get_submodule(name).to_linear().weight)
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+        self.embedding, self.head = nn.Embedding(8, 8), nn.Linear(8, 8, bias=False)
+        self.head.weight.data = self.embedding.weight.data
+        self.register_buffer("square", torch.randn(4, 4))
+        self.register_buffer("turned", self.square.t())
+
+
+def test_tensors_that_share_memory(tmp_path):
+    model = Shared()
+    octile.quantize_(model, W8A8Dynamic(), lambda module, name: name == "linear")
+    octile.save_checkpoint(model, tmp_path)
+    other = Shared()
+    load_checkpoint_(other, tmp_path)
+    assert all(torch.equal(t, other.state_dict()[name]) for name, t in model.state_dict().items())
+
+
+def test_what_a_file_cannot_hold(tmp_path):
+    layer = nn.Linear(64, 32)
+    octile.quantize_(layer, W8A8Dynamic())
+    with pytest.raises(ValueError, match="the model is one layer"):
+        octile.save_checkpoint(layer, tmp_path)
+
+    class Extra(nn.Identity):
+        def get_extra_state(self):
+            return {"steps": 3}
+
+    with pytest.raises(ValueError, match="1._extra_state is a dict"):
+        octile.save_checkpoint(nn.Sequential(layer, Extra()), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_loaded_is_a_view_of_the_file(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 32))
+    octile.quantize_(model, W8A8Dynamic())
+    octile.save_checkpoint(model, tmp_path)
+    loaded = nn.Sequential(nn.Linear(64, 32))
+    load_checkpoint_(loaded, tmp_path)
+    file = tmp_path / "model.safetensors"
+    with open(file, "r+b") as written:
+        written.write(bytes(file.stat().st_size))
+    assert all(torch.equal(t, loaded.state_dict()[name]) for name, t in model.state_dict().items())

@@ -406,3 +406,45 @@ def test_all_or_nothing(config, monkeypatch):
 def test_names():
     assert all(hasattr(octile, name) for name in octile.__all__)
     assert octile.BINDING in ("stable", "ctypes")
+
+
+@pytest.mark.parametrize("config", [Int8Training(), W8A8Dynamic()], ids=["training", "frozen"])
+def test_what_a_user_has_registered_stays(config, device):
+    model = nn.Sequential(nn.Linear(32, 16, device=device))
+    layer = model[0]
+    layer.gain = nn.Parameter(torch.tensor(2.0, device=device))
+    layer.register_buffer("mask", torch.ones(16, device=device))
+    layer.register_buffer("count", torch.zeros(1, device=device), persistent=False)
+    layer.sub = nn.Identity()
+    layer.register_forward_hook(lambda module, _, y: module.sub(y * module.gain * module.mask))
+    plain = copy.deepcopy(model)
+    octile.quantize_(model, config)
+    assert model[0] is layer and {"0.gain", "0.mask"} <= model.state_dict().keys()
+    assert "0.count" in dict(model.named_buffers()) and "0.count" not in model.state_dict()
+    x = torch.randn(4, 32, device=device)
+    torch.testing.assert_close(model(x), plain(x), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("config", [W8A8Dynamic(), W4A16(method="clip")], ids=["nearest", "clip"])
+def test_a_weight_that_is_not_finite_is_named(config):
+    model = nn.ModuleDict({"up": nn.Linear(128, 16), "down": nn.Linear(128, 16)})
+    model["down"].weight.data[3, 3] = torch.inf
+    with pytest.raises(ValueError, match="the weight of down has values that are not finite"):
+        octile.quantize_(model, config)
+
+
+def test_another_default_device_or_type(tmp_path):
+    model = nn.Sequential(nn.Linear(128, 32))
+    with torch.device("meta"):  # as set_default_device() does
+        with octile.calibrate(model, samples=4) as calibration:
+            model(torch.randn(8, 128, device="cpu"))
+        octile.quantize_(model, W4A16(method="clip"))
+        octile.save_checkpoint(model, tmp_path / "folder")
+        octile.pack_(model)
+    assert calibration.layers["0"].rows == 8
+    torch.set_default_dtype(torch.float64)
+    try:
+        for kind in (W4A16Linear, octile.W8A8Linear, octile.W8A8StaticLinear):
+            assert kind(128, 32)(torch.randn(2, 128)).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

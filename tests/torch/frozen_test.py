@@ -563,3 +563,14 @@ def test_lora_by_hand(name, generator):
     assert last < 0.8 * first
     if "zero points" not in name:  # random ones there: another weight
         assert last == pytest.approx(float_loss[1], rel=0.03 if name.startswith("W8") else 0.1)
+
+
+def test_a_gradient_of_one_group_a_row_reaches_a_quantized_input(device):
+    linear = nn.Linear(64, 32, device=device)
+    layer = W8A8Linear.from_linear(linear, group=0)
+    gradients = []
+    for run in (lambda x: layer(octile.GELU()(x)), lambda x: layer(nn.functional.gelu(x, approximate="tanh"))):
+        x = torch.linspace(-2, 2, 320, device=device).view(5, 64).requires_grad_()
+        run(x).square().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, atol=0.05, rtol=0.05)

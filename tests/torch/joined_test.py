@@ -478,3 +478,14 @@ def test_refusals():
     from octile import parallel
 
     assert parallel._refusal(pair.up_proj, parallel.ColumnParallel(), 2, False) == "it is joined with others"
+
+
+def test_to_another_type_and_back(device):
+    model = nn.ModuleDict({n: nn.Linear(64, 32, device=device) for n in ("q_proj", "k_proj", "v_proj")})
+    model.q_proj, model.k_proj, model.v_proj = model.values()
+    octile.quantize_(model, octile.W8A8Dynamic())
+    x = torch.randn(3, 64, device=device)
+    expected = [layer(x) for layer in model.values()]
+    assert octile.join_(model)
+    model.double().float()
+    assert all(torch.equal(layer(x), y) for layer, y in zip(model.values(), expected, strict=True))

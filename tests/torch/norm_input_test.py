@@ -267,3 +267,11 @@ def test_what_tracing_refuses():
             octile._ops._fake_norm_quantize(x, bad, None, None, *rest)
         with pytest.raises(RuntimeError, match="bias is"):
             octile._ops._fake_norm_quantize(x, weight, bad, None, *rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_default_eps(dtype, device):
+    x, weight = 1e-3 * torch.randn(4, 64, device=device).to(dtype), torch.ones(64, device=device, dtype=dtype)
+    q = rms_norm(x, weight)
+    expected = F.rms_norm(x, (64,), weight)
+    torch.testing.assert_close(q.q * q.scale[:, None], expected.float(), atol=0.03, rtol=0)

@@ -135,3 +135,10 @@ def test_the_operator_gives_what_the_layer_gives(generator):
         arguments += (fields.get("group", 0), bool(fields.get("weight_zero_point", 0)))
         arguments += (getattr(layer, "input_multiplier", None), fields.get("static_scale", 0.0))
         assert torch.equal(torch.ops.octile.linear_packed(*arguments), layer(x))
+
+
+def test_type_leaves_the_packed_weight(device):
+    layer = W4A16Linear.from_linear(nn.Linear(64, 32, device=device), group=32).pack_()
+    x = torch.randn(3, 64, device=device, dtype=torch.float16)
+    expected = copy.deepcopy(layer).half()(x)
+    assert torch.equal(layer.type(torch.float16)(x), expected)

@@ -212,3 +212,10 @@ def test_compiled(device, generator):
         state["0.input_scale"] *= 2
         model.load_state_dict(state)
         assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_layer_alone_is_exported(strict):
+    layer = W8A8StaticLinear.from_linear(nn.Linear(64, 32), 0.02)
+    x = torch.randn(3, 64)
+    assert torch.equal(torch.export.export(layer, (x,), strict=strict).module()(x), layer(x))

@@ -132,7 +132,7 @@ def test_refusals():
     spoiled["0"].channel_max[3] = torch.nan
     with pytest.raises(ValueError, match="a NaN or an infinity came into 0"):
         quantize_(layer(), W4A16(32, "feedback", spoiled))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="NaN|nan|finite"):
+    with torch.no_grad(), pytest.raises(ValueError, match="the weight of 0 has values that are not finite"):
         broken = layer()
         broken[0].weight[0, 0] = torch.nan
         quantize_(broken, W4A16(32, "clip"))
