@@ -6,7 +6,8 @@ import torch
 class DequantizedWeight(torch.Tensor):
     """A read-only view of a layer's weight as floats, (OUT, IN), of a Conv1D (IN, OUT): dequantized by each operation that reads its values.
 
-    Its shape, dtype and device cost nothing: T5 asks for them in every forward. Writes raise RuntimeError.
+    Its shape, dtype and device cost nothing: T5 asks for them in every forward. Writes raise RuntimeError. A part of
+    it (weight[0], weight.T) is a plain tensor of its own: what is written there is lost.
     """
 
     _is_hf_initialized = True  # Transformers, which initializes what it has not loaded, leaves it alone
