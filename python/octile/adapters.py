@@ -91,15 +91,18 @@ def _lora_linear():
     from peft.tuners.lora.layer import Linear
     from peft.tuners.tuners_utils import check_adapters_to_merge
 
+    from .inference import _Inference
+
     class OctileLinear(Linear):
         """LoRA over a layer of octile's for inference.
 
         The weight of that layer is frozen, and no float is kept of it. merge() quantizes the sum of weight and adapter
         anew, in the layer's format, which rounds the adapter as coarsely as the weight. unmerge() puts back the integers
-        from before, which stay in memory until then.
+        from before, which stay in memory until then. Once model.dequantize() has made a float layer of it, PEFT merges as
+        into any other, and unmerge() puts back the dequantized weight from before.
         """
 
-        _before_merge = None
+        _before_merge = None  # (the layer as it was, its bias), while an adapter is merged into integers
 
         def _get_in_out_features(self, module):
             return module.in_features, module.out_features
@@ -107,6 +110,9 @@ def _lora_linear():
         def merge(self, safe_merge=False, adapter_names=None):
             """Raises ValueError with safe_merge where the sum is not finite; RuntimeError where PEFT cannot add them."""
             base = self.get_base_layer()
+            if not isinstance(base, _Inference):
+                super().merge(safe_merge, adapter_names)
+                return
             for name in check_adapters_to_merge(self, adapter_names):
                 if name not in self.lora_A:
                     continue
@@ -119,9 +125,9 @@ def _lora_linear():
                     stacklevel=2,
                 )
                 if self._before_merge is None:
-                    kept = (*type(base)._KEPT, "packed_weight")
-                    buffers = {n: base._buffers[n] for n in kept}
-                    self._before_merge = buffers, None if base.bias is None else base.bias.data
+                    before = type(base).__new__(type(base))
+                    before.__dict__ = {**base.__dict__, "_buffers": dict(base._buffers)}
+                    self._before_merge = before, None if base.bias is None else base.bias.data
                 base._requantize(weight)
                 if bias is not None:
                     base.bias.data = bias
@@ -145,16 +151,20 @@ def _lora_linear():
                 return weight, base.bias + (self.lora_B[name].bias * self.scaling[name]).to(base.bias)
 
         def unmerge(self):
-            """Puts back the integers from before the first merge()."""
-            if not self.merged:
-                warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+            """Puts back the integers from before the first merge(), or what they stand for into a layer that is float now."""
+            if self._before_merge is None:
+                super().unmerge()
                 return
-            base, (buffers, bias) = self.get_base_layer(), self._before_merge
-            base._refuse_packed_as_one()
-            for name, buffer in buffers.items():
-                held = base._buffers[name]
-                base._buffers[name] = buffer if buffer is None or held is None else buffer.to(held.device)
-            base._align()
+            base, (before, bias) = self.get_base_layer(), self._before_merge
+            if isinstance(base, _Inference):
+                base._refuse_packed_as_one()
+                for name in (*type(base)._KEPT, "packed_weight"):
+                    buffer, held = before._buffers[name], base._buffers[name]
+                    base._buffers[name] = buffer if buffer is None or held is None else buffer.to(held.device)
+                base._align()
+            else:
+                with torch.no_grad():
+                    base.weight.data = before._readable().to(base.weight).contiguous()
             if bias is not None:
                 base.bias.data = bias.to(base.bias)
             for name in self.merged_adapters:

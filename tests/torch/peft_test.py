@@ -1,6 +1,7 @@
 """PEFT's LoRA over octile's layers: trained, merged and unmerged by PEFT alone, on a small random Llama."""
 
 import contextlib
+import copy
 import subprocess
 import sys
 import warnings
@@ -269,6 +270,49 @@ def test_biases():
         assert cosine(adapted(x), y) >= 0.999
         adapted.unmerge_adapter()
         assert torch.equal(layer.base_layer.bias, before) and torch.equal(adapted(x), y)
+
+
+def dequantized(model):
+    """As model.dequantize() makes it, of a model that Transformers did not quantize."""
+    quantizer = pytest.importorskip("octile.transformers_quantizer")
+    return quantizer.Quantizer._dequantize(None, model)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("kind", ["Linear", "packed", "Conv1D"])
+def test_dequantized_under_adapters(kind, dora):
+    """The float layers merge and unmerge as any others, what was merged before them too."""
+    if kind == "Conv1D":
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=96, n_positions=32)
+        plain = transformers.GPT2LMHeadModel(config).eval()
+        octile.quantize_(plain, CONFIGS["W8A8"])
+    else:
+        plain = llama(CONFIGS["W8A8"], attention_bias=True).eval()
+        if kind == "packed":
+            octile.pack_(plain)
+    targets = ["c_attn", "c_fc"] if kind == "Conv1D" else TARGETS
+    model = adapt(plain, target_modules=targets, use_dora=dora, init_lora_weights=False).eval()
+    merged = copy.deepcopy(model)
+    dequantized(plain)
+    adapted = logits(model)
+    with model.disable_adapter():
+        base = logits(model)
+    assert cosine(base, adapted) < 0.99
+    model.merge_adapter(safe_merge=True)
+    assert cosine(logits(model), adapted) >= 0.9999
+    model.unmerge_adapter()
+    assert cosine(logits(model), adapted) >= 0.9999
+    with pytest.warns(UserWarning, match="merged into weights of 8 bits"):
+        merged.merge_adapter()
+    dequantized(merged)
+    assert cosine(logits(merged), adapted) >= 0.999
+    merged.unmerge_adapter()  # the weight from before, not the rounded sum without the adapter
+    assert torch.equal(logits(merged), adapted)
+    merged.merge_adapter()
+    with merged.disable_adapter():
+        assert cosine(logits(merged), base) >= 0.9999
+    assert cosine(logits(merged.merge_and_unload()), adapted) >= 0.9999
 
 
 def test_what_cannot_be():
