@@ -267,8 +267,8 @@ class _Routed(nn.Module):
         return y.view(*x.shape[:-1], y.shape[1])
 
     def _here(self, name):
-        """A parameter: this rank's part."""
-        parameter = self._parameters.get(name)
+        """A parameter, or what a parametrization makes of it: this rank's part."""
+        parameter = getattr(self, name, None)
         return parameter if parameter is None or self._parallel is None else parameter.to_local()
 
     def _gated(self, up):

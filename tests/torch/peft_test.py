@@ -315,6 +315,38 @@ def test_dequantized_under_adapters(kind, dora):
     assert cosine(logits(merged.merge_and_unload()), adapted) >= 0.9999
 
 
+def mixture(kind="Mixtral", **more):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 96}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "initializer_range": 0.1}
+    config = getattr(transformers, f"{kind}Config")(**sizes | more)
+    if not hasattr(transformers, "core_model_loading"):
+        pytest.skip("this Transformers has no experts in one tensor")
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def test_parameters_of_experts():
+    """PEFT's adapters of experts that train in int8, beside those of float experts."""
+    plain = mixture(num_local_experts=4)
+    exact = copy.deepcopy(plain)
+    octile.quantize_(plain, octile.Int8Training())
+    words = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+    model, expected = (adapt(one, **words, init_lora_weights=False).eval() for one in (plain, exact))
+    expected.load_state_dict(model.state_dict())
+    for one in (model, expected):
+        one(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    assert sum(".experts." in n for n in grads) == 8
+    for n, p in expected.named_parameters():
+        assert not p.requires_grad or cosine(grads[n], p.grad) > 0.95, n
+    adapted = logits(model)
+    assert cosine(adapted, logits(expected)) > 0.995
+    with model.disable_adapter():
+        assert cosine(adapted, logits(model)) < 0.99
+    model.merge_adapter()
+    assert cosine(logits(model), adapted) > 0.99  # q_proj is quantized with its adapter now
+
+
 def test_what_cannot_be():
     for init in ("pissa", "olora"):  # these write the weight that is left
         with pytest.raises(RuntimeError, match="the weight of a W8A8Linear is read-only"):
