@@ -4,6 +4,7 @@ PEFT knows the layers of torch and of some libraries, and refuses others. instal
 both are loaded, whichever comes first.
 """
 
+import contextlib
 import copy
 import functools
 import importlib.abc
@@ -70,6 +71,36 @@ def _teach(module):
         return _adapted(lora_config, adapter_name, target, base, words)
 
     model._create_new_module = staticmethod(create_new_module)
+    inject = model.inject_adapter
+
+    @functools.wraps(inject)
+    def inject_adapter(self, model, *arguments, **words):
+        with _as_peft_sees(model):
+            return inject(self, model, *arguments, **words)
+
+    model.inject_adapter = inject_adapter
+
+
+@contextlib.contextmanager
+def _as_peft_sees(model):
+    """While it lasts, target_modules="all-linear" means our layers too, and no name means those inside octile.Experts, which
+    have no forward of their own: float experts are parameters, and no target module either."""
+    from peft.tuners import tuners_utils
+
+    from .experts import Experts
+    from .inference import _Inference
+
+    conv1d = tuners_utils.Conv1D  # "all-linear" is what is an instance of torch.nn.Linear or of this
+    experts = [(module, module._modules) for module in model.modules() if isinstance(module, Experts)]
+    tuners_utils.Conv1D = conv1d, _Inference
+    for module, children in experts:
+        module._modules = {n: child for n, child in children.items() if n not in module._names}
+    try:
+        yield
+    finally:
+        tuners_utils.Conv1D = conv1d
+        for module, children in experts:
+            module._modules = children
 
 
 def _adapted(config, adapter_name, target, base, words):

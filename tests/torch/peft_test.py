@@ -347,6 +347,46 @@ def test_parameters_of_experts():
     assert cosine(logits(model), adapted) > 0.99  # q_proj is quantized with its adapter now
 
 
+def adapted_names(model, **more):
+    return set(adapt(model, **more).base_model.targeted_module_names)
+
+
+def test_all_linear():
+    """What it means for the float model: the output embedding is left."""
+    expected = adapted_names(llama(None), target_modules="all-linear")
+    assert len(expected) == 14
+    assert adapted_names(llama(CONFIGS["W8A8"]), target_modules="all-linear") == expected
+    everything = llama(None)
+    octile.quantize_(everything, CONFIGS["W8A8"], lambda module, name: True)
+    assert adapted_names(everything, target_modules="all-linear") == expected
+    partly = llama(None)
+    octile.quantize_(partly, CONFIGS["W4A16"], lambda module, name: "self_attn" in name)
+    model = adapt(partly, target_modules="all-linear")
+    assert set(model.base_model.targeted_module_names) == expected
+    model.add_adapter("second", peft.LoraConfig(r=4, target_modules="all-linear"))  # our layers are base layers now
+    assert set(model.base_model.targeted_module_names) == expected
+    assert train(model)[-1] < 5
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe"])
+@pytest.mark.parametrize("targets", [[*TARGETS, "k_proj", "o_proj", "up_proj"], "all-linear"])
+def test_experts_have_no_target_modules(kind, targets):
+    """The layers inside octile.Experts are called by it, and are parameters of the float model."""
+    sizes = {"num_local_experts": 4}
+    if kind == "Qwen2Moe":
+        sizes = {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    plain = mixture(kind, **sizes)
+    expected = adapted_names(copy.deepcopy(plain), target_modules=targets)
+    octile.quantize_(
+        plain, CONFIGS["W8A8"], lambda module, name: name != "lm_head" and "shared_expert_gate" not in name
+    )
+    names, before = list(plain.state_dict()), logits(plain)
+    model = adapt(plain, target_modules=targets)
+    assert set(model.base_model.targeted_module_names) == expected
+    assert torch.equal(logits(model), before)
+    assert list(model.unload().state_dict()) == names
+
+
 def test_what_cannot_be():
     for init in ("pissa", "olora"):  # these write the weight that is left
         with pytest.raises(RuntimeError, match="the weight of a W8A8Linear is read-only"):
