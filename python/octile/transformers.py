@@ -42,8 +42,9 @@ class OctileConfig(QuantizationConfigMixin):
     format: "w8a8", "w8a8-static", "w8a16", "w4a16", "w4a8" or "int8-training". options: those of W8A8Dynamic, W8A8Static,
     W8A16, W4A16, W4A8 and Int8Training; `calibration` is the path of a file that Calibration.save() wrote.
 
-    modules_to_not_convert: names to leave in float, besides a layer named lm_head and weights that several modules share.
-    modules_to_convert: names of the only layers to convert, lm_head and shared weights included. As elsewhere in
+    modules_to_not_convert: names to leave in float, besides a layer named lm_head and weights that several modules share, and
+    with a format other than "int8-training" those that the files lack (a new head).
+    modules_to_convert: names of the only layers to convert, all of those included. As elsewhere in
     Transformers a name is the start of a module's full name up to a dot, or its end, or a regular expression.
 
     Raises ValueError for an unknown format or option and for options that do not fit.
@@ -98,7 +99,8 @@ class OctileQuantizer(Quantizer):
     """Transformers' side of OctileConfig. The model that it has loaded has a Report, model.octile_report.
 
     Each weight is quantized as it is read, so that at most one of them is in memory in float. What needs the whole model
-    is converted after that: weights that the files lack, shared ones, and all of them for "w8a8-static", which smooths.
+    is converted after that: shared weights, and all of them for "w8a8-static", which smooths. A format that freezes weights
+    leaves those that the files lack in float, to be trained, unless modules_to_convert names them.
     """
 
     def __init__(self, quantization_config, **words):
@@ -197,6 +199,10 @@ class OctileQuantizer(Quantizer):
             raise ValueError(f"octile: the checkpoint has {', '.join(parts)} of {name}, and not the other one of two")
         put_back = _take_hooks(model)
         layers, rest = self._choose(model)
+        if not self._trains and self.quantization_config.modules_to_convert is None:
+            for name in [name for name, module in layers.items() if _is_new(module)]:  # it has yet to be trained
+                del layers[name]
+                rest.skipped[name] = "its weight is not from the files: modules_to_convert has to name it"
         exchange(model, self._octile_config, layers, rest)
         for name in () if self._trains else layers:
             untie(model, name)
@@ -219,6 +225,12 @@ class OctileQuantizer(Quantizer):
         if self._trains:  # its parameters are floats: to half(), to save_pretrained() and to Trainer it is any model
             self.remove_quantization_config(model)
         return model
+
+
+def _is_new(module):
+    """Whether Transformers has made a weight of it: the files have none, or one of another shape."""
+    names = experts.names(module) if experts.is_experts(module) else ["weight"]
+    return not all(getattr(module._parameters[name], "_is_hf_initialized", False) for name in names)
 
 
 def _take_hooks(model):

@@ -168,12 +168,50 @@ def test_weights_that_are_not_finite(make, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=OctileConfig("w8a8"))
 
 
-def test_weights_that_the_files_lack(folders):
+@pytest.mark.parametrize("format", ["w8a8", "w4a16", "int8-training"])
+def test_weights_that_the_files_lack(folders, tmp_path, format):
+    """A new head stays in float where its weight would be frozen, and trains."""
     torch.manual_seed(3)
+    config = OctileConfig(format, **CONFIGS[format][1])
     kind = transformers.BertForSequenceClassification
-    model = kind.from_pretrained(folders / "bert", quantization_config=OctileConfig("w8a8"))
-    assert "classifier" in model.octile_report.converted and len(model.octile_report.converted) == 8
+    model = kind.from_pretrained(folders / "bert", quantization_config=config)
+    report, trains = model.octile_report, format == "int8-training"
+    assert len(report.converted) == 7 + trains and ("classifier" in report.converted) == trains
+    assert (type(model.classifier) is torch.nn.Linear) == (not trains)
+    assert trains or report.skipped["classifier"].startswith("its weight is not from the files")
     assert (model.classifier.weight != 0).any() and torch.isfinite(answer(model)).all()
+    model.train()(TOKENS, labels=torch.tensor([0, 1])).loss.backward()
+    assert model.classifier.weight.grad.any()
+    kind(bert().config).save_pretrained(tmp_path)
+    model = kind.from_pretrained(tmp_path, quantization_config=config)  # a head from files
+    assert "classifier" in model.octile_report.converted
+    words = {"num_labels": 3, "ignore_mismatched_sizes": True}
+    model = kind.from_pretrained(tmp_path, quantization_config=config, **words)
+    assert ("classifier" in model.octile_report.converted) == trains and model.classifier.weight.shape == (3, 64)
+    named = OctileConfig("w8a8", modules_to_convert=["classifier", "query"])
+    model = kind.from_pretrained(folders / "bert", quantization_config=named)
+    assert [n for n in model.octile_report.converted if "query" not in n] == ["classifier"]
+    assert torch.isfinite(answer(model)).all()
+
+
+def test_a_new_head_of_w8a8_static(folders, tmp_path):
+    plain = transformers.BertForSequenceClassification.from_pretrained(folders / "bert")
+    with octile.calibrate(plain) as calibration:
+        answer(plain)
+    calibration.save(tmp_path / "calibration.safetensors")
+    config = OctileConfig("w8a8-static", smoothing=None, calibration=tmp_path / "calibration.safetensors")
+    model = type(plain).from_pretrained(folders / "bert", quantization_config=config)
+    assert type(model.classifier) is torch.nn.Linear and len(model.octile_report.converted) == 7
+
+
+def test_experts_that_the_files_lack(folders, tmp_path):
+    model = mixtral()
+    model.save_pretrained(
+        tmp_path, state_dict={n: t for n, t in model.state_dict().items() if "0.mlp.experts" not in n}
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=OctileConfig("w8a8"))
+    kinds = [type(layer.mlp.experts) for layer in model.model.layers]
+    assert kinds[0] is not octile.Experts and kinds[1] is octile.Experts
 
 
 def test_biases_that_the_files_lack(tmp_path):
