@@ -79,6 +79,29 @@ def _teach(module):
             return inject(self, model, *arguments, **words)
 
     model.inject_adapter = inject_adapter
+    _refuse_to_save_frozen()
+
+
+def _refuse_to_save_frozen():
+    """PEFT trains and saves a copy of each of modules_to_save. One of a frozen layer would neither train nor load."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    update = ModulesToSaveWrapper.update
+
+    @functools.wraps(update)
+    def checked(self, adapter_name, *arguments, **words):
+        from .experts import Experts
+        from .inference import _Inference
+
+        update(self, adapter_name, *arguments, **words)
+        for module in self.modules_to_save[adapter_name].modules():
+            if isinstance(module, (_Inference, Experts)):
+                raise ValueError(
+                    f"octile: modules_to_save has an octile.{type(module).__name__}, whose weights are frozen. Name it in "
+                    "target_modules, or leave it in float: modules_to_not_convert of OctileConfig, the filter of quantize_()"
+                )
+
+    ModulesToSaveWrapper.update = checked
 
 
 @contextlib.contextmanager

@@ -387,6 +387,29 @@ def test_experts_have_no_target_modules(kind, targets):
     assert list(model.unload().state_dict()) == names
 
 
+def test_heads_train():
+    """PEFT wraps a head of its task in modules_to_save: in float it trains, and frozen it is refused."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 96, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_labels=2)
+    plain = transformers.LlamaForSequenceClassification(config)
+    everything = copy.deepcopy(plain)
+    octile.quantize_(plain, CONFIGS["W8A8"], lambda module, name: name != "score")
+    words = {"task_type": "SEQ_CLS", "target_modules": "all-linear"}
+    model = adapt(plain, **words)
+    assert len(model.base_model.targeted_module_names) == 7
+    assert sum("score" in n for n, p in model.named_parameters() if p.requires_grad) == 1
+    model(input_ids=TOKENS, labels=torch.zeros(4, dtype=torch.long)).loss.backward()
+    assert model.base_model.model.score.modules_to_save["default"].weight.grad.any()
+    octile.quantize_(everything, CONFIGS["W8A8"])
+    with pytest.raises(ValueError, match="octile: modules_to_save has an octile.W8A8Linear"):
+        adapt(everything, **words)
+    experts = mixture(num_local_experts=4)
+    octile.quantize_(experts, CONFIGS["W8A8"])
+    with pytest.raises(ValueError, match="octile: modules_to_save has an octile.Experts"):
+        adapt(experts, target_modules=["q_proj"], modules_to_save=["experts"])
+
+
 def test_what_cannot_be():
     for init in ("pissa", "olora"):  # these write the weight that is left
         with pytest.raises(RuntimeError, match="the weight of a W8A8Linear is read-only"):
@@ -401,6 +424,11 @@ def test_what_cannot_be():
     assert layer.base_layer.quantized_weight is kept and not layer.merged
     with pytest.warns(UserWarning, match="Already unmerged"):
         layer.unmerge()
+    for names in (["down_proj"], ["mlp"]):
+        with pytest.raises(
+            ValueError, match="octile: modules_to_save has an octile.W8A8Linear, whose weights are frozen"
+        ):
+            adapt(llama(CONFIGS["W8A8"]), target_modules=["q_proj"], modules_to_save=names)
     with pytest.raises(ValueError, match="Target module W8A8Linear.* is not supported"):  # of PEFT's other methods
         peft.get_peft_model(llama(CONFIGS["W8A8"]), peft.IA3Config(target_modules=TARGETS, feedforward_modules=[]))
 
