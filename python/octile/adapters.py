@@ -180,7 +180,7 @@ def _lora_linear():
                 )
                 if self._before_merge is None:
                     before = type(base).__new__(type(base))
-                    before.__dict__ = {**base.__dict__, "_buffers": dict(base._buffers)}
+                    before.__dict__ = {**base.__getstate__(), "_buffers": dict(base._buffers)}
                     self._before_merge = before, None if base.bias is None else base.bias.data
                 base._requantize(weight)
                 if bias is not None:
