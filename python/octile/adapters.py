@@ -106,8 +106,10 @@ def _refuse_to_save_frozen():
 
 @contextlib.contextmanager
 def _as_peft_sees(model):
-    """While it lasts, target_modules="all-linear" means our layers too, and no name means those inside octile.Experts, which
-    have no forward of their own: float experts are parameters, and no target module either."""
+    """While it lasts, "all-linear" means our layers too, and no name means the layers inside octile.Experts.
+
+    Those never run their own forward, in which an adapter would be. Float experts are parameters, and no target either.
+    """
     from peft.tuners import tuners_utils
 
     from .experts import Experts
