@@ -430,17 +430,19 @@ def _refused_experts(module, name, config, filter, sharers):
 def converted(convert, module, name, config):
     """What takes the place of `module`, a linear layer or experts."""
     if not experts.is_experts(module):
-        return convert(finite(as_linear(module), name), name)
+        return convert(finite(as_linear(module), name, config), name)
     if isinstance(config, Int8Training):
         return experts.TrainedExperts.from_module(module, config._options())
     names = {part: f"{name}.{part}" for part in experts.names(module)}
-    parts = [convert(finite(experts.as_linear(module, part), words), words) for part, words in names.items()]
+    parts = [convert(finite(experts.as_linear(module, part), words, config), words) for part, words in names.items()]
     return experts.from_module(module, *parts)
 
 
-def finite(linear, name):
-    """The linear layer. Raises ValueError where its weight has a NaN or an infinity."""
-    if not linear.weight.is_meta and not linear.weight.isfinite().all():
+def finite(linear, name, config):
+    """The linear layer. Raises ValueError where the config quantizes a NaN or an infinity of its weight for good."""
+    if isinstance(config, Int8Training) or linear.weight.is_meta:
+        return linear
+    if not linear.weight.isfinite().all():
         raise ValueError(f"octile: the weight of {name or 'the model'} has values that are not finite")
     return linear
 

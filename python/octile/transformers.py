@@ -173,7 +173,9 @@ class OctileQuantizer(Quantizer):
         module.weight = nn.Parameter(weight, requires_grad=False)
         if self._octile_config.refusal(as_linear(module), name):
             return False
-        exchange_one(name, module, self._convert(finite(as_linear(module), name), name), self._report)
+        exchange_one(
+            name, module, self._convert(finite(as_linear(module), name, self._octile_config), name), self._report
+        )
         if module.bias is not None:
             module.bias._is_hf_initialized = True
         return True
@@ -187,7 +189,7 @@ class OctileQuantizer(Quantizer):
         if self._octile_config.refusal(linear, f"{name}.{part}"):
             return False
         parts = self._parts.setdefault(name, {})
-        parts[part] = self._convert(finite(linear, f"{name}.{part}"), f"{name}.{part}")
+        parts[part] = self._convert(finite(linear, f"{name}.{part}", self._octile_config), f"{name}.{part}")
         if len(parts) == 2:
             del self._layers[name], self._parts[name]
             made = (parts[part] for part in experts.names(module))

@@ -448,3 +448,9 @@ def test_another_default_device_or_type(tmp_path):
             assert kind(128, 32)(torch.randn(2, 128)).dtype is torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_training_takes_a_weight_that_is_not_finite_yet():
+    model = nn.Sequential(nn.Linear(16, 16))
+    model[0].weight.data.fill_(torch.nan)
+    assert octile.quantize_(model, Int8Training()).converted == ["0"]
