@@ -30,6 +30,7 @@ _PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _
 _prepare = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
 _CACHE = "cache" if "cache" in _prepare.parameters else "past_key_values"
 _ATTENTION = "octile_one_query"
+_METHODS = ("greedy_search", "sample")
 _PLAIN_WORDS = {"is_causal", "position_ids", "sliding_window", "use_cache", _CACHE}  # do not change one row's attention
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -107,13 +108,13 @@ class Decoding:
     While the loop runs, parts of the model whose attention is "sdpa" have one in which heads that share keys and values
     read them once.
 
-    generate(tokens_to=streamer) streams. Transformers 5.23 does not pass `streamer` to custom loops, so that argument
-    streams nothing.
+    generate(tokens_to=streamer) streams, the prompt first, as generate(streamer=streamer) does by itself. Transformers
+    5.23 does not pass `streamer` and `assistant_model` to custom loops, so Decoding ignores both.
 
-    Raises ValueError for what it cannot do: beams, assistants, encoder-decoder
-    models, a cache other than generate()'s own static one, outputs other than tokens, processors that look at earlier
-    tokens, stopping criteria other than a length and end tokens, models on several devices, states other than keys and values,
-    more tokens than a sliding window has.
+    Raises ValueError for what it cannot do: methods of generate() other than greedy and sampling (beams, contrastive
+    search, DoLa, constraints, prompt lookup), inputs_embeds, encoder-decoder models, a cache other than generate()'s own
+    static one, outputs other than tokens, processors that look at earlier tokens, stopping criteria other than a length
+    and end tokens, models on several devices, states other than keys and values, more tokens than a sliding window has.
     """
 
     def __init__(self, *, compile=True, early_start=True):
@@ -131,9 +132,11 @@ class Decoding:
         tokens_to=None, **words,
     ):  # fmt: skip
         """What generate() calls. Returns the tokens, those of the prompt included: (batch, length)."""
-        streamer = tokens_to if streamer is None else streamer
         end, longest = _limits(stopping_criteria)
         _check(model, input_ids, longest, logits_processor, generation_config, synced_gpus, words, self._compile)
+        if streamer is None and tokens_to is not None:
+            streamer = tokens_to
+            streamer.put(input_ids.cpu())  # as generate() does with its own `streamer`
         length = input_ids.shape[1]
         step = self._step(model, input_ids, longest, logits_processor, generation_config.do_sample, end, words)
         pad = generation_config._pad_token_tensor
@@ -429,8 +432,11 @@ def _limits(stopping_criteria):
 def _check(model, ids, longest, processors, config, synced_gpus, words, compile):
     cache = words.get(_CACHE)
     known = {"attention_mask", _CACHE, "use_cache", "logits_to_keep", "cache_position", "position_ids"}
+    method = config.get_generation_mode()
     reasons = [
+        ("inputs_embeds" in words, "Decoding takes input_ids, not inputs_embeds"),
         (config.num_beams != 1, f"num_beams is {config.num_beams}; Decoding has one"),
+        (method not in _METHODS, f"Decoding has no {method.value}, which the arguments of generate() ask for"),
         (synced_gpus, "Decoding has no synced_gpus"),
         (model.config.is_encoder_decoder, f"{type(model).__name__} is an encoder-decoder model"),
         (type(cache) is not transformers.StaticCache, 'Decoding needs cache_implementation="static"'),

@@ -239,23 +239,30 @@ class Streamer(transformers.generation.BaseStreamer):
         self.got, self.ended = [], False
 
     def put(self, value):
-        self.got += value.tolist()
+        self.got.append(value.tolist())
 
     def end(self):
         self.ended = True
 
 
-def test_streams_what_it_returns(device):
-    model, inputs = model_of(device), prompt(device, 1)
-    streamer = Streamer()
-    out = tokens(model, inputs, Decoding(compile=False), tokens_to=streamer)
-    assert streamer.ended and streamer.got == out[0, 5:].tolist()
+@pytest.mark.parametrize("batch", [1, 2])
+def test_streams_as_generate_does(batch, device):
+    """The prompt, which a TextStreamer(skip_prompt=True) drops, and then each token."""
+    model, inputs, own, ours = model_of(device), prompt(device, batch), Streamer(), Streamer()
+    tokens(model, inputs, streamer=own)
+    out = tokens(model, inputs, Decoding(compile=False), tokens_to=ours)
+    assert ours.ended and ours.got == own.got == [out[:, :5].tolist(), *out[:, 5:].T.tolist()]
 
 
 @pytest.mark.parametrize(
     "words, why",
     [
         ({"num_beams": 2}, "num_beams is 2"),
+        ({"prompt_lookup_num_tokens": 2}, "no assisted_generation"),
+        ({"dola_layers": "high"}, "no dola_generation"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "no contrastive_search"),
+        ({"force_words_ids": [[5]]}, "no constrained_beam_search"),
+        ({"inputs_embeds": torch.ones(2, 5, 64), "input_ids": None}, "not inputs_embeds"),
         ({"repetition_penalty": 1.5}, "no RepetitionPenaltyLogitsProcessor"),
         ({"max_time": 3.0}, "no stopping criterion MaxTimeCriteria"),
         ({"return_dict_in_generate": True}, "returns tokens alone"),
@@ -266,7 +273,7 @@ def test_refuses(words, why):
     model, inputs = model_of("cpu"), prompt("cpu")
     with pytest.raises(ValueError, match=f"octile: .*{why}"):
         model.generate(
-            **inputs, **{"cache_implementation": "static", "max_new_tokens": 4, "custom_generate": Decoding()} | words
+            **inputs | {"cache_implementation": "static", "max_new_tokens": 4, "custom_generate": Decoding()} | words
         )
 
 
