@@ -8,6 +8,7 @@ Importing this registers OctileConfig and its quantizer with Transformers. A che
 transformers_checkpoints.py.
 """
 
+import copy
 import dataclasses
 import os
 import warnings
@@ -33,6 +34,9 @@ __all__ = ["Decoding", "OctileConfig", "OctileQuantizer", "from_checkpoint", "us
 _TRAINING, _STATIC = "int8-training", "w8a8-static"
 _FORMATS = {"w8a8": W8A8Dynamic, _STATIC: W8A8Static, "w8a16": W8A16, "w4a16": W4A16, "w4a8": W4A8}
 _FORMATS[_TRAINING] = Int8Training
+# What from_pretrained() needs to find a file.
+_HUB = ("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+_HUB += ("trust_remote_code",)
 
 
 @register_quantization_config("octile")
@@ -276,20 +280,31 @@ def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype="au
     the library that its config.json names, unless use_for() says otherwise.
 
     folder: on this machine, or a name on the Hub. kind: a class of Transformers, or an Auto class. dtype: of what is not
-    quantized, by default as in config.json. words: for from_pretrained(). Raises ValueError for what load_checkpoint_()
+    quantized, by default as in config.json. words: for from_pretrained(); as there, `config` replaces config.json, values
+    of the config may be given, and output_loading_info returns (model, info). Raises ValueError for what load_checkpoint_()
     refuses, and where the names of checkpoint and model differ.
     """
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config, dtype = words.pop("config", None), words.pop("torch_dtype", dtype)
+    hub, with_info = {name: words.pop(name) for name in _HUB if name in words}, words.pop("output_loading_info", False)
+    if isinstance(config, transformers.PreTrainedConfig):
+        config = copy.deepcopy(config)
+    else:
+        config, words = transformers.AutoConfig.from_pretrained(
+            folder if config is None else config, return_unused_kwargs=True, **hub, **words
+        )
     said = getattr(config, "quantization_config", None)
     if said is None:
         raise ValueError(f"octile: {folder}: config.json has no quantization_config: the checkpoint is not quantized")
+    said = dict(said) if isinstance(said, dict) else said.to_dict()
     config.quantization_config = {"quant_method": METHOD}
     if device is not None:
         words["device_map"] = {"": device}
-    model, loaded = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **words)
-    model.config.quantization_config.said = dict(said)
+    model, loaded = kind.from_pretrained(
+        folder, config=config, dtype=dtype, output_loading_info=True, **{**words, **hub}
+    )
+    model.config.quantization_config.said = said
     for which, says in (("missing_keys", "there is no"), ("unexpected_keys", "the model has no")):
         if names := sorted(loaded[which]):
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise ValueError(f"octile: {folder}: {says} {', '.join(map(printable, names[:4]))}{more}")
-    return model
+    return (model, loaded) if with_info else model

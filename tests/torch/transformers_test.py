@@ -392,6 +392,25 @@ def test_checkpoints_of_awq_and_gptq(method, folders, tmp_path, used):
     assert half.dtype is half.model.layers[0].mlp.up_proj.weight_dtype is torch.float16
 
 
+def test_words_of_from_checkpoint(folders, tmp_path, monkeypatch):
+    """They are those of from_pretrained(), for the config as for the weights."""
+    model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a8"))
+    model.save_pretrained(tmp_path / "inner")
+    asked, read = [], transformers.AutoConfig.from_pretrained
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *a, **k: asked.append(k) or read(*a, **k))
+    hub = {"subfolder": "inner", "revision": "main", "token": "none", "trust_remote_code": True}
+    again, info = from_checkpoint(
+        tmp_path, **hub, use_cache=False, output_loading_info=True, attn_implementation="eager"
+    )
+    assert same(again, model) and not info["missing_keys"] and asked[0].items() >= hub.items()
+    assert again.config.use_cache is False and again.config._attn_implementation == "eager"
+    assert from_checkpoint(tmp_path / "inner", torch_dtype=torch.float16).dtype is torch.float16
+    config = read(tmp_path / "inner", use_cache=False)
+    for given in (config, again.config):
+        assert from_checkpoint(tmp_path / "inner", config=given).config.use_cache is False
+    assert config.quantization_config["quant_method"] == "compressed-tensors"
+
+
 def test_what_others_load_and_what_octile_does(folders, tmp_path):
     pytest.importorskip("compressed_tensors")
     with pytest.raises(ValueError, match=r"octile: 'hqq' cannot be read; compressed-tensors, awq, gptq can"):
