@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import warnings
 
 import torch
@@ -72,6 +73,8 @@ def save_checkpoint(model, folder, *, force=False):
     index, generation = folder / "model.safetensors.index.json", _generation_config(model)
     written = [folder / "model.safetensors", folder / "config.json", index]
     written += [folder / "generation_config.json"] if generation is not None else []
+    stale = [path for path in folder.glob("model-*.safetensors") if re.fullmatch(r"model-\d{5}-of-\d{5}", path.stem)]
+    written += stale
     for path in written:
         if path.exists() and not force:
             raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
@@ -80,7 +83,8 @@ def save_checkpoint(model, folder, *, force=False):
         temporary.write_text(text, encoding="utf-8")
         with replacing(folder / "model.safetensors") as file:
             save_safetensors(tensors, file, {"format": "pt"})
-            index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
+            for path in (index, *stale):  # of a model in several files: they would be read before ours, or with it
+                path.unlink(missing_ok=True)
             if generation is not None:
                 generation.save_pretrained(folder)
 

@@ -125,6 +125,21 @@ def test_what_was_loaded_is_saved(tmp_path):
         octile.save_checkpoint(model, tmp_path)
 
 
+def test_files_of_the_model_before(tmp_path):
+    """Those of a float model, which vLLM would read beside ours, and no others."""
+    llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "model-card.safetensors").write_text("")
+    shards = [*tmp_path.glob("model-0*.safetensors")]
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(FileExistsError, match="model-0000"):
+        octile.save_checkpoint(the_base(llama()), tmp_path)
+    assert len(shards) > 1 and all(path.exists() for path in shards)
+    the_base(llama()).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == {"model.safetensors", "model-card.safetensors"}
+
+
 def test_what_is_refused(tmp_path):
     model = the_base(llama())
     for arguments, keywords, says in (
