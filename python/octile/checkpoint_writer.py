@@ -10,7 +10,7 @@ from torch import nn
 
 from . import _c, quantizer
 from .calibration import replacing, save_safetensors
-from .experts import Experts, names_in_files, split
+from .experts import Experts, left_random, names_in_files, split
 from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
 
 _PACKED = tuple(IN_WORDS.values())  # pack-quantized; the others are int-quantized
@@ -23,10 +23,11 @@ def save_checkpoint(model, folder, *, force=False):
     config.json is that of model.config, where it has one, with a quantization_config; a model of Transformers that
     generates has a generation_config.json too. Of an octile.Experts each expert's layers are written by themselves
     (experts.3.gate_proj). Layers that multiply their inputs (W8A8Static's multipliers), layers that were a Conv1D, and
-    experts that are transposed or interleaved cannot be expressed in compressed-tensors. `format` is then "octile":
-    compressed-tensors and Transformers refuse it, load_checkpoint_() reads it, and a UserWarning names the layers. Raises ValueError for a
-    model with no quantized layer or several kinds of them, and FileExistsError where one of the files is there already,
-    unless `force`.
+    experts that Transformers does not read one by one (gpt-oss, GraniteMoE) cannot be expressed in compressed-tensors.
+    `format` is then "octile": compressed-tensors and Transformers refuse it, load_checkpoint_() reads it, and a
+    UserWarning names the layers. Raises ValueError for a model with no quantized layer or several kinds of them, and
+    FileExistsError where one of the files is there already, or a shard of a model in several files, unless `force`,
+    which removes shards.
     """
     folder = pathlib.Path(folder)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -62,8 +63,9 @@ def save_checkpoint(model, folder, *, force=False):
         tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
     config = _model_config(model)
     left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
-    config["quantization_config"] = _describe(next(iter(layers.values())), layers, mixtures, per_channel, left)
-    if beyond := _beyond_compressed_tensors(layers, mixtures):
+    beyond = _beyond_compressed_tensors(model, layers, mixtures)
+    config["quantization_config"] = _describe(next(iter(layers.values())), per_channel, left, beyond)
+    if beyond:
         warnings.warn(
             'octile: the format of this checkpoint is "octile", which octile.load_checkpoint_() reads, and neither '
             f"Transformers nor vLLM: {'; '.join(beyond)}",
@@ -136,7 +138,7 @@ def _layer_tensors(layer, per_channel):
     return tensors
 
 
-def _beyond_compressed_tensors(layers, mixtures):
+def _beyond_compressed_tensors(model, layers, mixtures):
     """What its layouts cannot say of these layers, in sentences."""
     multiplied = [n for n, m in layers.items() if type(m) is W8A8StaticLinear and m.input_multiplier is not None]
     transposed = [n for n, m in layers.items() if m.in_out]
@@ -148,9 +150,10 @@ def _beyond_compressed_tensors(layers, mixtures):
         )
     if transposed:
         said.append(f"{_some(transposed)} were a Conv1D, which compressed-tensors has no layout for")
-    if own := [
+    own = {
         n for n, m in mixtures.items() if not getattr(m, "is_concatenated", True) or getattr(m, "is_transposed", False)
-    ]:
+    }
+    if own := [n for n in mixtures if n in own | {*left_random(model, mixtures)}]:
         said.append(f"{_some(own)} lie in the model as no layers of one expert each do")
     return said
 
@@ -160,7 +163,7 @@ def _some(names):
     return ", ".join(names[:4]) + more
 
 
-def _describe(layer, layers, mixtures, per_channel, left):
+def _describe(layer, per_channel, left, beyond):
     packed, static = type(layer) in _PACKED, type(layer) is W8A8StaticLinear
     weights = {"num_bits": layer.format.bits, "type": "int", "symmetric": not layer.zero_point, "dynamic": False}
     weights["strategy"] = "channel" if per_channel or layer.group is not None else "tensor"
@@ -170,7 +173,6 @@ def _describe(layer, layers, mixtures, per_channel, left):
     if layer._ACTIVATION != _c.NONE:
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
-    beyond = _beyond_compressed_tensors(layers, mixtures)
     # As a quant_method Transformers would warn of it, and go on with weights that mean nothing.
     layout = "octile" if beyond else "pack-quantized" if packed else "int-quantized"
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}

@@ -477,13 +477,35 @@ _IN_FILES = {part: part for part in ("gate_proj", "up_proj", "down_proj")}
 _IN_FILES |= {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
+def _conversions(model):
+    """Transformers' between the files of this model and its modules; None: it is no model of Transformers."""
+    mapping = sys.modules.get("transformers.conversion_mapping")
+    if not hasattr(mapping, "get_model_conversion_mapping") or not hasattr(model, "save_pretrained"):
+        return None
+    return mapping.get_model_conversion_mapping(model)
+
+
+def left_random(model, mixtures):
+    """The names of octile.Experts that Transformers leaves at random, where files hold each expert's layers by themselves:
+    it reads those of some models from one tensor alone, and W8A8 without a gate from none."""
+    conversions = _conversions(model)
+    if conversions is None:
+        return []
+    targets = [t for c in conversions if any("experts.*." in s for s in c.source_patterns) for t in c.target_patterns]
+
+    def is_read(name, module):
+        up, down = module._names
+        return f"{name}.{down}".endswith(tuple(targets)) and (
+            up != "up_proj" or type(module._modules[up]) is not W8A8Linear
+        )
+
+    return [name for name, module in mixtures.items() if not is_read(name, module)]
+
+
 def names_in_files(model):
     """How files name the parts of a model's experts, by gate_proj, up_proj and down_proj: as Transformers reads them."""
     known = {part: part for part in _IN_FILES.values()}
-    mapping = sys.modules.get("transformers.conversion_mapping")
-    if not hasattr(mapping, "get_model_conversion_mapping") or not hasattr(model, "save_pretrained"):
-        return known
-    for conversion in mapping.get_model_conversion_mapping(model):
+    for conversion in _conversions(model) or ():
         if not any(".experts." in target for target in conversion.target_patterns):
             continue
         for source in conversion.source_patterns:

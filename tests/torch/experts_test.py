@@ -338,6 +338,27 @@ def test_left_in_float():
     assert report.skipped[name] == "experts in one tensor: its experts are split among processes"
 
 
+@pytest.mark.parametrize("name, config", [("granitemoe", octile.W4A16(32)), ("nemotron_h", octile.W8A8Dynamic())])
+def test_experts_that_transformers_leaves_random(name, config, tmp_path):
+    """Where its files have one tensor of all experts (GraniteMoE), and in W8A8 where each has one layer before the last."""
+    if name == "granitemoe":
+        words = {"num_local_experts": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+        kind = transformers.GraniteMoeForCausalLM
+    else:
+        words = {"layers_block_type": ["attention", "moe"], "n_routed_experts": 4, "num_experts_per_tok": 2}
+        words |= {"moe_intermediate_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 4}
+        words |= {"moe_shared_expert_intermediate_size": 64, "num_key_value_heads": 2}
+        kind = transformers.NemotronHForCausalLM
+    words |= {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2}
+    model = kind(kind.config_class(**words)).eval()
+    assert any(".experts" in name for name in octile.quantize_(model, config).converted)
+    with pytest.warns(UserWarning, match='"octile".*experts.* as no layers of one expert each'):
+        model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="octile"):
+        kind.from_pretrained(tmp_path)
+    assert zoo.same(from_checkpoint(tmp_path, kind), model)
+
+
 def test_checkpoints_of_other_experts(tmp_path):
     model, fresh = zoo.make("mixtral"), zoo.make("mixtral")
     octile.quantize_(model, octile.W8A8Dynamic())
