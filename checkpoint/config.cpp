@@ -130,6 +130,25 @@ void check_format(const Object& object, const std::string& format) {
                "float-quantized"});
 }
 
+// Rotated weights are read as they are. What rotates activations has to be computed while the model runs.
+void check_transforms(const Object& quantization) {
+  const std::optional<Object> transforms = quantization.object("transform_config");
+  const std::optional<Object> groups = transforms ? transforms->object("config_groups") : std::nullopt;
+  if (!groups) return;
+  for (const std::string& key : groups->keys()) {
+    const std::optional<Object> group = groups->object(key);
+    const json* const apply = group ? group->find("apply") : nullptr;
+    if (!apply) continue;
+    if (!apply->is_array()) group->refuse("apply", "no list");
+    for (const json& element : *apply) {
+      if (!element.is_object()) group->refuse("apply", "no list of objects");
+      const std::string location = Object(element, group->place()).text("location");
+      if (location == "weight_input" || location == "weight_output") continue;
+      reject(group->place(), ": \"location\" is ", quoted(location), ", and no layer here transforms activations");
+    }
+  }
+}
+
 void read_groups(const Object& quantization, ModelConfig& config) {
   config.ignore = quantization.names("ignore", {});
   const json* const groups = quantization.find("config_groups");
@@ -145,6 +164,9 @@ void read_groups(const Object& quantization, ModelConfig& config) {
                              .weights = read_args(group, "weights"),
                              .input = read_args(group, "input_activations")});
     check_format(group, config.groups.back().format);
+    if (group.find("output_activations")) {
+      group.refuse("output_activations", "not null, and no layer here quantizes its outputs");
+    }
   }
 }
 
@@ -155,6 +177,7 @@ void read_quantization(const Object& quantization, ModelConfig& config) {
     config.format = quantization.text("format");
     check_format(quantization, config.format);
     read_groups(quantization, config);
+    check_transforms(quantization);
   } else if (config.method == "awq" || config.method == "gptq") {
     if (config.method == "awq") {
       config.format = quantization.text("version");

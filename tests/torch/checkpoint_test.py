@@ -279,6 +279,18 @@ def test_the_most_specific_target(tmp_path):
             load_checkpoint_(Model(), tmp_path)
 
 
+def test_transforms_of_weights(tmp_path):
+    """They are in the weights."""
+    model = converted("dynamic")
+    save_checkpoint(model, tmp_path)
+    for config in (
+        {},
+        {"config_groups": {"R1": {"apply": [{"location": "weight_input"}, {"location": "weight_output"}]}}},
+    ):
+        change(tmp_path, lambda c, config=config: c.update(transform_config=config))
+        assert torch.equal(load_checkpoint_(Model(), tmp_path).block[0].weight, model.block[0].weight)
+
+
 def test_shards(tmp_path):
     model = converted("dynamic")
     save_checkpoint(model, tmp_path)
@@ -382,6 +394,11 @@ def written(kind, config, tensors, folder):
         safetensors.torch.save_file(changed, path)
 
 
+def transforms(apply):
+    """A transform_config, as llm-compressor writes it of SpinQuant and QuIP."""
+    return lambda c: c.update(transform_config={"config_groups": {"R4": {"type": "hadamard", "apply": apply}}})
+
+
 def weights(**values):
     return lambda c: group(c)["weights"].update(values)
 
@@ -406,6 +423,13 @@ def inputs(**values):
         ("dynamic", lambda c: group(c).update(weights="int8"), None, '"weights" is no object'),
         ("dynamic", lambda c: group(c).update(weights=None), None, '"block.0": its group of quantization_config has no weights'),
         ("dynamic", lambda c: group(c).update(input_activations=[]), None, '"input_activations" is no object'),
+        ("dynamic", lambda c: group(c).update(output_activations={"num_bits": 8}), None, 'group_0: "output_activations" is not null'),
+        ("dynamic", lambda c: c.update(transform_config=[]), None, '"transform_config" is no object'),
+        ("dynamic", transforms([{"location": "weight_input"}, {"location": "input"}]), None, 'R4: "location" is "input", and no layer here'),
+        ("dynamic", transforms([{"location": "k_cache"}]), None, 'transform_config: config_groups: R4: "location" is "k_cache"'),
+        ("dynamic", transforms([{}]), None, '"location" is ""'),
+        ("dynamic", transforms({}), None, '"apply" is no list'),
+        ("dynamic", transforms([1]), None, '"apply" is no list of objects'),
         ("dynamic", weights(num_bits="8"), None, '"num_bits" is no whole number'),
         ("dynamic", weights(num_bits=8.5), None, '"num_bits" is no whole number'),
         ("dynamic", weights(num_bits=1 << 70), None, '"num_bits" is no whole number'),
