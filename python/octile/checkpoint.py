@@ -15,6 +15,7 @@ from . import _reader, awq_gptq, experts, quantizer
 from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
+from .file_names import of_modules
 from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
 from .linears import as_linear, is_conv1d, is_plain_linear
 
@@ -31,7 +32,8 @@ def load_checkpoint_(model, folder):
 
     The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
     W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all
-    other tensors are loaded as load_state_dict() does. The model may be on the meta device.
+    other tensors are loaded as load_state_dict() does. Names are those of the modules, or those that Transformers gives
+    such a model in files. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
     the wrong type or shape, and where the names of checkpoint and model differ.
@@ -42,21 +44,31 @@ def load_checkpoint_(model, folder):
     for name in checked["files"]:
         tensors |= read_safetensors(folder / name if folder.is_dir() else folder)
     modules = dict(model.named_modules(remove_duplicate=False))
-    layers, mixtures = {}, {}
+    names = of_modules(model, [*tensors, *(f"{name}.weight" for name in checked["layers"])])
+    layers, mixtures, of_layer = {}, {}, {}
     for name, layer in checked["layers"].items():
-        where, part = f"{folder}: {printable(name)}", experts.in_files(modules, name)
-        module = experts.one_linear(modules[part[0]], *part[1:]) if part else modules.get(name)
+        own_name = name if name in modules else names[f"{name}.weight"].removesuffix(".weight")
+        where, part = f"{folder}: {printable(name)}", experts.in_files(modules, own_name)
+        module = experts.one_linear(modules[part[0]], *part[1:]) if part else modules.get(own_name)
         linear = layer_to_fill(where, module, checked, layer)
         own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in SUFFIXES if f"{name}.{suffix}" in tensors}
         layers[name] = make_layer(where, linear, checked, layer, own)
+        if not part and (other := of_layer.setdefault(own_name, name)) != name:
+            raise ValueError(f"octile: {where} is the same layer as {printable(other)}")
         if part and (other := mixtures.setdefault(part[0], {}).setdefault(part[1:], name)) != name:
             raise ValueError(f"octile: {where} is the same layer of an expert as {printable(other)}")
     if not layers:
         raise ValueError(f"octile: {folder} holds no quantized layer")
     drop_zero_points_of_zero(checked, layers)
+    made = {name: layers[known] for name, known in of_layer.items()}
     for name, parts in mixtures.items():
         own = {part: layers.pop(known) for part, known in parts.items()}
-        layers[name] = experts.join(f"{folder}: {printable(name)}", modules[name], own)
+        made[name] = experts.join(f"{folder}: {printable(name)}", modules[name], own)
+    layers = made
+    own = model.state_dict(keep_vars=True)
+    for name in list(tensors):
+        if name not in own and names[name] not in tensors:
+            tensors[names[name]] = tensors.pop(name)
     _check_names(model, folder, tensors, layers)
     for name, layer in layers.items():
         module = modules[name]

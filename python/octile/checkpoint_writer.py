@@ -11,6 +11,7 @@ from torch import nn
 from . import _c, quantizer
 from .calibration import replacing, save_safetensors
 from .experts import Experts, left_random, names_in_files, split
+from .file_names import of_files
 from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
 
 _PACKED = tuple(IN_WORDS.values())  # pack-quantized; the others are int-quantized
@@ -21,13 +22,14 @@ def save_checkpoint(model, folder, *, force=False):
     """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
 
     config.json is that of model.config, where it has one, with a quantization_config; a model of Transformers that
-    generates has a generation_config.json too. Of an octile.Experts each expert's layers are written by themselves
-    (experts.3.gate_proj). Layers that multiply their inputs (W8A8Static's multipliers), layers that were a Conv1D, and
-    experts that Transformers does not read one by one (gpt-oss, GraniteMoE) cannot be expressed in compressed-tensors.
-    `format` is then "octile": compressed-tensors and Transformers refuse it, load_checkpoint_() reads it, and a
-    UserWarning names the layers. Raises ValueError for a model with no quantized layer or several kinds of them, and
-    FileExistsError where one of the files is there already, or a shard of a model in several files, unless `force`,
-    which removes shards.
+    generates has a generation_config.json too. The tensors have the names that Transformers gives them in files, which
+    may differ from those of modules (Mixtral's block_sparse_moe). Of an octile.Experts each expert's layers are written
+    by themselves (experts.3.gate_proj). Layers that multiply their inputs (W8A8Static's multipliers), layers that were
+    a Conv1D, and experts that Transformers does not read one by one (gpt-oss, GraniteMoE) cannot be expressed in
+    compressed-tensors. `format` is then "octile": compressed-tensors and Transformers refuse it, load_checkpoint_()
+    reads it, and a UserWarning names the layers. Raises ValueError for a model with no quantized layer or several kinds
+    of them, and FileExistsError where one of the files is there already, or a shard of a model in several files, unless
+    `force`, which removes shards.
     """
     folder = pathlib.Path(folder)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -63,6 +65,9 @@ def save_checkpoint(model, folder, *, force=False):
         tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
     config = _model_config(model)
     left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
+    names = of_files(model, [*tensors, *(f"{name}.weight" for name in (*layers, *left))], layers)
+    # What reads `ignore` compares it with names of files, as vLLM does, or of modules, as Transformers does.
+    left = [*dict.fromkeys([*left, *(names[f"{name}.weight"].removesuffix(".weight") for name in left)])]
     beyond = _beyond_compressed_tensors(model, layers, mixtures)
     config["quantization_config"] = _describe(next(iter(layers.values())), per_channel, left, beyond)
     if beyond:
@@ -84,7 +89,7 @@ def save_checkpoint(model, folder, *, force=False):
     with replacing(folder / "config.json") as temporary:
         temporary.write_text(text, encoding="utf-8")
         with replacing(folder / "model.safetensors") as file:
-            save_safetensors(tensors, file, {"format": "pt"})
+            save_safetensors({names[name]: t for name, t in tensors.items()}, file, {"format": "pt"})
             for path in (index, *stale):  # of a model in several files: they would be read before ours, or with it
                 path.unlink(missing_ok=True)
             if generation is not None:

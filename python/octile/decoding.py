@@ -112,9 +112,10 @@ class Decoding:
     5.23 does not pass `streamer` and `assistant_model` to custom loops, so Decoding ignores both.
 
     Raises ValueError for what it cannot do: methods of generate() other than greedy and sampling (beams, contrastive
-    search, DoLa, constraints, prompt lookup), inputs_embeds, encoder-decoder models, a cache other than generate()'s own
-    static one, outputs other than tokens, processors that look at earlier tokens, stopping criteria other than a length
-    and end tokens, models on several devices, states other than keys and values, more tokens than a sliding window has.
+    search, DoLa, constraints, prompt lookup), inputs_embeds, encoder-decoder models, a cache other than generate()'s
+    own static one, outputs other than tokens, processors that look at earlier tokens, stopping criteria other than a
+    length and end tokens, models on several devices, states other than keys and values, more tokens than a sliding
+    window has.
     """
 
     def __init__(self, *, compile=True, early_start=True):

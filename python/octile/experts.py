@@ -1,13 +1,13 @@
 """The experts of a mixture: octile.Experts, and how it is made of the fused experts of Transformers' models."""
 
 import math
-import sys
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from . import _c, _ops, functional, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
+from .file_names import conversions
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear
 
 _quantize = torch.ops.octile.quantize.default
@@ -477,21 +477,13 @@ _IN_FILES = {part: part for part in ("gate_proj", "up_proj", "down_proj")}
 _IN_FILES |= {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
-def _conversions(model):
-    """Transformers' between the files of this model and its modules; None: it is no model of Transformers."""
-    mapping = sys.modules.get("transformers.conversion_mapping")
-    if not hasattr(mapping, "get_model_conversion_mapping") or not hasattr(model, "save_pretrained"):
-        return None
-    return mapping.get_model_conversion_mapping(model)
-
-
 def left_random(model, mixtures):
-    """The names of octile.Experts that Transformers leaves at random, where files hold each expert's layers by themselves:
-    it reads those of some models from one tensor alone, and W8A8 without a gate from none."""
-    conversions = _conversions(model)
-    if conversions is None:
+    """The names of octile.Experts that Transformers leaves at random, where files hold each expert's layers by
+    themselves: it reads those of some models from one tensor alone, and W8A8 without a gate from none."""
+    known = conversions(model)
+    if known is None:
         return []
-    targets = [t for c in conversions if any("experts.*." in s for s in c.source_patterns) for t in c.target_patterns]
+    targets = [t for c in known if any("experts.*." in s for s in c.source_patterns) for t in c.target_patterns]
 
     def is_read(name, module):
         up, down = module._names
@@ -505,7 +497,7 @@ def left_random(model, mixtures):
 def names_in_files(model):
     """How files name the parts of a model's experts, by gate_proj, up_proj and down_proj: as Transformers reads them."""
     known = {part: part for part in _IN_FILES.values()}
-    for conversion in _conversions(model) or ():
+    for conversion in conversions(model) or ():
         if not any(".experts." in target for target in conversion.target_patterns):
             continue
         for source in conversion.source_patterns:

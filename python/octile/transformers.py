@@ -280,9 +280,9 @@ def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype="au
     the library that its config.json names, unless use_for() says otherwise.
 
     folder: on this machine, or a name on the Hub. kind: a class of Transformers, or an Auto class. dtype: of what is not
-    quantized, by default as in config.json. words: for from_pretrained(); as there, `config` replaces config.json, values
-    of the config may be given, and output_loading_info returns (model, info). Raises ValueError for what load_checkpoint_()
-    refuses, and where the names of checkpoint and model differ.
+    quantized, by default as in config.json. words: for from_pretrained(); as there, `config` replaces config.json,
+    values of the config may be given, and output_loading_info returns (model, info). Raises ValueError for what
+    load_checkpoint_() refuses, and where the names of checkpoint and model differ.
     """
     config, dtype = words.pop("config", None), words.pop("torch_dtype", dtype)
     hub, with_info = {name: words.pop(name) for name in _HUB if name in words}, words.pop("output_loading_info", False)

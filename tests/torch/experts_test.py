@@ -359,6 +359,52 @@ def test_experts_that_transformers_leaves_random(name, config, tmp_path):
     assert zoo.same(from_checkpoint(tmp_path, kind), model)
 
 
+def test_names_of_files(tmp_path):
+    """Checkpoints have the names of the model's own files, and those of its modules are read too."""
+    model = zoo.make("mixtral")
+    model.save_pretrained(tmp_path / "float")
+    octile.quantize_(model, octile.W8A8Dynamic())
+    model.save_pretrained(tmp_path)
+    tensors, own = load_file(tmp_path / "model.safetensors"), load_file(tmp_path / "float" / "model.safetensors")
+    assert {name.replace("weight_scale", "weight") for name in tensors} == set(own)
+    assert any("block_sparse_moe.experts.3.w1" in name for name in own)
+    for names in (".block_sparse_moe.", ".mlp."):
+        save_file(
+            {n.replace(".block_sparse_moe.", names): t for n, t in tensors.items()}, tmp_path / "model.safetensors"
+        )
+        assert zoo.same(octile.load_checkpoint_(zoo.make("mixtral"), tmp_path), model)
+        assert zoo.same(from_checkpoint(tmp_path), model)
+    both = {n.replace(".block_sparse_moe.", ".mlp."): t.clone() for n, t in tensors.items() if "self_attn" not in n}
+    save_file(tensors | both, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="octile: .* is the same layer of an expert as"):
+        octile.load_checkpoint_(zoo.make("mixtral"), tmp_path)
+
+
+def test_names_that_transformers_reads_as_others(tmp_path):
+    """Laguna's `shared_experts` is `shared_expert` in files; a file that says the former is read as something else."""
+    kind = transformers.LagunaForCausalLM
+    words = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    words |= {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    words |= {"intermediate_size": 96, "shared_expert_intermediate_size": 32}
+    model = kind(kind.config_class(**words)).eval()
+    octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: "lm_head" not in name)
+    left = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    model.save_pretrained(tmp_path)
+    assert zoo.same(from_checkpoint(tmp_path, kind), model)
+    assert json.loads((tmp_path / "config.json").read_text())["quantization_config"]["ignore"] == left
+
+
+def test_ignored_layers_have_both_names(tmp_path):
+    """That of the module and that in files."""
+    model = zoo.make("vit")
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: name == names[0])
+    model.save_pretrained(tmp_path)
+    ignored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["ignore"]
+    stems = {name.removesuffix(".weight") for name in load_file(tmp_path / "model.safetensors")}
+    assert set(names[1:]) < set(ignored) and set(ignored) - set(names) <= stems
+
+
 def test_checkpoints_of_other_experts(tmp_path):
     model, fresh = zoo.make("mixtral"), zoo.make("mixtral")
     octile.quantize_(model, octile.W8A8Dynamic())
@@ -402,7 +448,7 @@ def test_wrong_checkpoints(which, tmp_path):
     import safetensors.torch
 
     file = tmp_path / "model.safetensors"
-    tensors, experts = safetensors.torch.load_file(file), "model.layers.0.mlp.experts"
+    tensors, experts = safetensors.torch.load_file(file), "model.layers.0.block_sparse_moe.experts"
     for end in ("weight", "weight_scale"):
         if which == "missing":
             tensors.pop(f"{experts}.2.w3.{end}")
@@ -414,7 +460,7 @@ def test_wrong_checkpoints(which, tmp_path):
     says = {
         "missing": "mlp.experts: there is no 2.up_proj",
         "too many": r"experts.4.w3 is a quantized linear layer, and the model has no such layer",
-        "twice": "experts.2.(w3|up_proj) is the same layer of an expert as model.layers.0.mlp.experts.2.(w3|up_proj)",
+        "twice": "experts.2.(w3|up_proj) is the same layer of an expert as model.layers.0.block_sparse_moe.experts.2.(w3|up_proj)",
     }
     for load in (lambda: octile.load_checkpoint_(model, tmp_path), lambda: from_checkpoint(tmp_path)):
         with pytest.raises(ValueError, match=says[which]):
