@@ -3,7 +3,7 @@
     add = octile.tile.load("masked_add.h", "MaskedAdd")
     add[octile.tile.cdiv(n, 1024)](x, z, n, b0=1024)
 
-A parameter that the kernel declares as an integer takes a number; an integer for any other is a constant that the
+A parameter that the kernel declares as a number takes one; an integer for any other is a constant that the
 compiler knows, c<1024>. CPU tensors run on the fast CPU executor, CUDA tensors on the GPU. With `choices`, the launch
 takes the fastest of them, which is measured once for each device and class of the sizes named by `key`:
 
@@ -37,7 +37,18 @@ _ELEMENTS = {
     torch.int64: "s64",
     torch.bool: "bool",
 }
-_NUMBERS = {"bool", "int", "long", "float", "double", "s32", "s64", "f32", "int32_t", "int64_t"}
+_FLOATS = ("float", "double", "f32")
+_INTEGERS = {  # a type's smallest and largest number, by its name
+    "bool": (0, 1),
+    **{name: (-(1 << 7), (1 << 7) - 1) for name in ("s8", "int8_t")},
+    **{name: (-(1 << 15), (1 << 15) - 1) for name in ("short", "int16_t")},
+    **{name: (-(1 << 31), (1 << 31) - 1) for name in ("int", "s32", "int32_t")},
+    **{name: (-(1 << 63), (1 << 63) - 1) for name in ("long", "long long", "s64", "int64_t", "ptrdiff_t")},
+    **{name: (0, (1 << 8) - 1) for name in ("u8", "uint8_t")},
+    **{name: (0, (1 << 16) - 1) for name in ("unsigned short", "uint16_t")},
+    **{name: (0, (1 << 32) - 1) for name in ("unsigned", "uint32_t")},
+    **{name: (0, (1 << 64) - 1) for name in ("unsigned long", "unsigned long long", "uint64_t", "size_t")},
+}
 _MESSAGE_BYTES = 1 << 16
 
 
@@ -171,17 +182,26 @@ class Kernel:
         return values
 
     def _kind(self, name, number, value):
-        """How a parameter is passed, as C++: an element type, "int", "float", or "c<8>"; None if choices set it."""
+        """How a parameter is passed, as C++: "Tensor<f32>", "int", "float", or "c<8>"; None if choices set it."""
         if isinstance(value, torch.Tensor):
             if value.dtype not in _ELEMENTS:
                 raise TypeError(f"octile: {name} is of {value.dtype}; a kernel takes {', '.join(map(str, _ELEMENTS))}")
             return f"Tensor<{_ELEMENTS[value.dtype]}>"
         if value is None and self.choices and name in self.choices[0].constants:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not isinstance(value, (int, float)) or (isinstance(value, bool) and number != "bool"):
             raise TypeError(f"octile: {name} is a tensor or a number, not {type(value).__name__}")
+        if number in _FLOATS:
+            return number
         if isinstance(value, float):
+            if number:
+                raise TypeError(f"octile: {name} is declared as {number}, and {value!r} is a float")
             return "f32"
+        low, high = _INTEGERS[number or "int"]
+        if not low <= value <= high:
+            raise OverflowError(
+                f"octile: {name} is {value}, but {f'its type, {number},' if number else 'a constant'} holds {low} to {high}"
+            )
         return number if number else f"c<{value}>"
 
     def _constants(self, values):
@@ -205,7 +225,7 @@ class Kernel:
             if isinstance(value, torch.Tensor):
                 pointers.append(value.data_ptr())
                 shapes.append(value.numel() if value.is_contiguous() else _extent(value))
-            elif kind == "f32":
+            elif kind in _FLOATS:
                 floats.append(float(value))
             elif kind is not None and not kind.startswith("c<"):
                 integers.append(int(value))
@@ -275,10 +295,20 @@ def _parameters(file, name):
             parts[-1] += letter
     result = []
     for part in parts[1:]:
+        part = re.sub(r"\[\[.*?\]\]", "", part, flags=re.DOTALL).partition("=")[0]  # no attribute and no default value
         kind, parameter = re.fullmatch(r"\s*(.*?)[\s&]*\b(\w+)\s*", part, flags=re.DOTALL).groups()
-        kind = kind.removeprefix("const ").removeprefix("std::").strip()
-        result.append((parameter, kind if kind in _NUMBERS else None))
+        result.append((parameter, _number(kind)))
     return tuple(result)
+
+
+def _number(kind):
+    """A number's type as _FLOATS or _INTEGERS has it, or None: "const std::size_t" is "size_t", "long int" is "long"."""
+    words = [word.removeprefix("std::") for word in kind.split() if word != "const"]
+    rest = [word for word in words if word not in ("unsigned", "signed", "int")]
+    if len(rest) < len(words):  # the words of an integer stand in any order
+        words = ["unsigned"] * ("unsigned" in words) + rest or ["int"]
+    name = " ".join(words)
+    return name if name in _FLOATS or name in _INTEGERS else None
 
 
 def _source(kernel, signature, cuda):
@@ -293,8 +323,8 @@ def _source(kernel, signature, cuda):
                 f'Tensor<{element}>{{"{name}", static_cast<{element}*>(data[{pointer}]), {{sizes[{pointer}]}}}}'
             )
             pointer += 1
-        elif kind == "f32":
-            types.append(f"static_cast<f32>(numbers[{number}])")
+        elif kind in _FLOATS:
+            types.append(f"static_cast<{kind}>(numbers[{number}])")
             number += 1
         elif kind.startswith("c<"):
             types.append(kind)

@@ -18,6 +18,20 @@ struct Scale {  // z = a x + b, `block` elements a program
   }
 };
 
+struct Flag {
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, bool plus, float s, [[maybe_unused]] unsigned n,
+                              auto block) const {
+    const auto i = t.arange(block);
+    t.store(z + i, t.load(x + i) + (plus ? s : 0.0f), i < n);
+  }
+};
+
+struct Wide {
+  TILE_KERNEL void operator()(auto& t, auto z, s64 n, auto block) const {
+    t.store(z + t.arange(block), cast<s32>(n + t.full(block, 0)));
+  }
+};
+
 struct Bare {};
 """
 FLAGS = ["-O0"]  # nothing here is timed
@@ -75,6 +89,65 @@ print(scale.taken.constants["block"])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == f"{block}\n"
+
+
+def test_a_number_that_its_type_cannot_hold_is_refused(folder):
+    x, z = torch.randn(64), torch.zeros(64)
+    scale = tile.load(folder / "kernels.h", "Scale", flags=FLAGS)
+    for n in (2**31, 2**32 + 5, -(2**31) - 1):
+        with pytest.raises(OverflowError, match=f"n is {n}, but its type, int, holds -2147483648 to 2147483647"):
+            scale[1](x, z, 2.0, 1.0, n, block=64)
+    with pytest.raises(TypeError, match="n is declared as int, and 5.9 is a float"):
+        scale[1](x, z, 2.0, 1.0, 5.9, block=64)
+    with pytest.raises(OverflowError, match="block is 2147483648, but a constant holds -2147483648 to 2147483647"):
+        scale[1](x, z, 2.0, 1.0, 64, block=2**31)
+    assert torch.equal(z, torch.zeros(64))
+    scale[1](x, z, 2, 1.0, 64, block=64)  # an integer for a float
+    assert torch.equal(z, x * 2 + 1)
+    wide = tile.load(folder / "kernels.h", "Wide", flags=FLAGS)
+    with pytest.raises(OverflowError, match=f"n is {2**64 + 5}, but its type, s64, holds"):
+        wide[1](torch.zeros(8, dtype=torch.int32), 2**64 + 5, block=8)
+    with pytest.raises(TypeError, match="n is a tensor or a number, not bool"):
+        wide[1](torch.zeros(8, dtype=torch.int32), True, block=8)
+
+
+def test_the_types_of_parameters_are_read_as_cxx_has_them(folder):
+    declared = {
+        "bool flag": "bool",
+        "const int n": "int",
+        "[[maybe_unused]] int n": "int",
+        "unsigned n": "unsigned",
+        "unsigned int n": "unsigned",
+        "signed n": "int",
+        "std::size_t n": "size_t",
+        "short n": "short",
+        "short int n": "short",
+        "int long n": "long",
+        "const long long& n": "long long",
+        "long unsigned int n": "unsigned long",
+        "std::uint8_t n": "uint8_t",
+        "float s = 2.0f": "float",
+        "double s = f(1, 2)": "double",
+        "auto s = 3": None,
+        "c<3> s": None,
+    }
+    parameters = ", ".join(declared)
+    (folder / "types.h").write_text(f"struct Types {{ void operator()(auto& t, {parameters}) const {{}} }};")
+    read = tile._parameters(folder / "types.h", "Types")
+    names = [text.partition(" = ")[0].split()[-1] for text in declared]
+    assert read == tuple(zip(names, declared.values()))
+
+
+@pytest.mark.parametrize("given", [True, 1])
+def test_a_bool_takes_a_bool(folder, given):
+    x, z = torch.randn(64), torch.zeros(64)
+    flag = tile.load(folder / "kernels.h", "Flag", flags=FLAGS)
+    flag[1](x, z, given, 2.0, 32, block=64)
+    assert torch.equal(z[:32], x[:32] + 2) and torch.equal(z[32:], torch.zeros(32))
+    with pytest.raises(OverflowError, match="plus is 2, but its type, bool, holds 0 to 1"):
+        flag[1](x, z, 2, 2.0, 32, block=64)
+    with pytest.raises(OverflowError, match="n is -1, but its type, unsigned, holds 0 to 4294967295"):
+        flag[1](x, z, given, 2.0, -1, block=64)
 
 
 def test_what_does_not_fit_is_refused(folder):
