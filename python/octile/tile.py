@@ -505,7 +505,31 @@ def _run(command, kernel):
     if result.returncode == 0:
         return
     output = result.stdout + result.stderr
+    told = _errors(output, kernel.file.name) or output.splitlines()[-8:]
+    raise CompileError(f"octile: {kernel.name} does not compile:\n" + "\n".join(told), output)
+
+
+def _errors(output, name):
+    """The first errors in a compiler's output: Octile's own sentences, then others, each with the line of the file `name`
+    that led to it, if it is in another file."""
     lines = output.splitlines()
-    told = [line for line in lines if kernel.file.name in line and "error" in line or "octile:" in line]
-    told = told or [line for line in lines if "error" in line]
-    raise CompileError(f"octile: {kernel.name} does not compile:\n" + "\n".join(told[:8]), output)
+    error = re.compile(r"\berror( #[\w-]+)?:")
+    at = [i for i, line in enumerate(lines) if error.search(line)]
+    place = re.compile(rf"\S*\b{re.escape(name)}[:(]\d+[:)\d]*")
+    own, others = [], []
+    for number, i in enumerate(at):
+        previous, following = at[number - 1] if number else -1, at[number + 1] if number + 1 < len(at) else len(lines)
+        # g++ names the way to an error before it, clang and nvcc after it; both begin with the innermost call.
+        before = [line for line in lines[previous + 1 : i] if re.search(r"\brequired (from|by)\b", line)]
+        after = [line for line in lines[i + 1 : following] if re.search(r"\b(requested here|at line)\b", line)]
+        shown = [lines[i]]
+        if not place.search(lines[i]):
+            for line in before + after:
+                if found := place.search(line) or re.search(rf"at line (\d+) of \S*{re.escape(name)}", line):
+                    where = found[0] if found.re is place else f"{name}:{found[1]}"
+                    shown.append(f"  from {where.rstrip(':')}")
+                    break
+        group = own if "octile: " in error.split(lines[i], maxsplit=1)[-1] else others
+        if shown not in group:
+            group.append(shown)
+    return [line for shown in (own + others)[:8] for line in shown]

@@ -111,6 +111,72 @@ def test_a_number_that_its_type_cannot_hold_is_refused(folder):
         wide[1](torch.zeros(8, dtype=torch.int32), True, block=8)
 
 
+OUTPUTS = {
+    "g++": """In file included from /octile/tile/mask.h:5,
+/octile/tile/context.h: In instantiation of 'auto octile::tile::Context<E>::load(const P&) [with E = octile::tile::FastCpu]':
+/home/kernels.h:12:9:   required from 'void Deep::operator()(auto:1&) const [with auto:1 = octile::tile::Context<>]'
+/octile/tile/fast.h:250:15:   required from here
+/octile/tile/operators.h:40:3: error: no match for 'operator+' (operand types are 'octile::tile::Tile<>' and 'int')
+/octile/tile/operators.h:41:3: note: candidate: 'octile::tile::operator+'
+/octile/tile/operators.h: In instantiation of 'A& octile::tile::operator+=(A&, const B&)':
+/home/kernels.h:13:56:   required from 'Deep::operator()(auto:1&) const::<lambda(int)>'
+/octile/tile/context.h:40:9:   required from 'void octile::tile::Fetches<>::each()'
+/home/kernels.h:12:9:   required from 'void Deep::operator()(auto:1&) const'
+/octile/tile/operators.h:181:19: error: static assertion failed: octile: += would change the type of the tile.
+/octile/tile/operators.h:181:19: note: 'same_values<octile::tile::Tile<>, octile::tile::Tile<> >' evaluates to false
+""",
+    "clang": """In file included from /octile/tile/mask.h:5:
+/octile/tile/operators.h:40:3: error: invalid operands to binary expression ('octile::tile::Tile<>' and 'int')
+/home/kernels.h:12:9: note: in instantiation of function template specialization 'octile::tile::Context<>::load' requested here
+/octile/tile/operators.h:181:19: error: static_assert failed "octile: += would change the type of the tile."
+/octile/tile/context.h:40:9: note: in instantiation of function template specialization 'F' requested here
+/home/kernels.h:13:56: note: in instantiation of function template specialization 'octile::tile::operator+=' requested here
+/home/kernels.h:12:9: note: in instantiation of function template specialization 'Deep::operator()' requested here
+2 errors generated.
+""",
+    "nvcc": """/octile/tile/operators.h(40): error: no operator "+" matches these operands
+          detected during instantiation of "auto octile::tile::Context<E>::load(const P &)" at line 12 of /home/kernels.h
+/octile/tile/operators.h(181): error: static assertion failed with "octile: += would change the type of the tile."
+          detected during:
+            instantiation of "A &octile::tile::operator+=(A &, const B &)" at line 13 of /home/kernels.h
+            instantiation of "void Deep::operator()(<auto-1> &) const" at line 99 of /octile/tile/fast.h
+2 errors detected in the compilation of "/tmp/kernel.cpp".
+""",
+}
+
+
+@pytest.mark.parametrize("compiler", OUTPUTS)
+def test_errors_of_a_compiler_are_short_and_name_the_line(compiler):
+    first, from_13, second, from_12 = tile._errors(OUTPUTS[compiler], "kernels.h")
+    assert "operators.h" in first and "octile: += would change the type of the tile." in first
+    assert from_13.startswith("  from ") and "kernels.h:13" in from_13
+    assert "operators.h" in second and "operator" in second.replace("operands", "operator")
+    assert from_12.startswith("  from ") and "kernels.h:12" in from_12
+
+
+def test_an_error_in_the_kernel_itself_is_told(folder):
+    (folder / "broken.h").write_text(
+        """#include "octile/tile/context.h"
+struct Typo {
+  TILE_KERNEL void operator()(auto& t, auto z, auto block) const { t.store(z + t.arrange(block), 1.0f); }
+};
+struct Deep {
+  TILE_KERNEL void operator()(auto& t, auto z, auto block) const {
+    auto sum = t.full(block, 0.0f);
+    t.pipeline(octile::tile::c<3>, 2, [&](int) { return octile::tile::fetches(t.fetch(z + t.arange(block))); },
+               [&](int, const auto& v) { sum += col(v); });
+  }
+};
+"""
+    )
+    with pytest.raises(tile.CompileError, match=r"broken.h:3:\d+: error: .*arrange"):
+        tile.load(folder / "broken.h", "Typo", flags=FLAGS)[1](torch.zeros(8), block=8)
+    with pytest.raises(tile.CompileError, match=r"error: .*octile: .*\n  from .*broken.h:9:\d+") as error:
+        tile.load(folder / "broken.h", "Deep", flags=FLAGS)[1](torch.zeros(8), block=8)
+    assert all("error: " in line or line.startswith("  from ") for line in str(error.value).splitlines()[1:])
+    assert "required from" in error.value.output
+
+
 def test_the_types_of_parameters_are_read_as_cxx_has_them(folder):
     declared = {
         "bool flag": "bool",
