@@ -41,5 +41,32 @@ TEST(Exceptions, EndALaunchEarly) {
   EXPECT_LT(z[0], (1 << 22) - 1);
 }
 
+// ---- Pointers ----
+
+// Only the end of a tensor of more than 2^31 elements exists.
+TEST(Pointers, AddOffsetsToALoadedIndexIn64Bits) {
+  constexpr std::int64_t kSize = (std::int64_t{1} << 31) + 64;
+  std::vector<s8> end(128);
+  for (int i = 0; i < 128; ++i) end[static_cast<std::size_t>(i)] = static_cast<s8>(i);
+  Tensor<s8> x{"x", reinterpret_cast<s8*>(reinterpret_cast<std::uintptr_t>(end.data()) - (kSize - 128)), {kSize}};
+  Array<s32> index("index", {8});
+  for (int i = 0; i < 8; ++i) index.set(i, 2147483640 + i);
+  Array<s8> z("z", {4, 8});
+  launch(
+      FastCpu{.threads = 1}, Grid{1},
+      [](auto& t, auto px, auto pi, auto pz) {
+        const auto i = t.arange(c<8>);
+        const auto v = t.load(pi + i);
+        t.store(pz + i, t.load(px + v + i));
+        t.store(pz + 8 + i, t.load(px + i + v));
+        t.store(pz + 16 + i, t.load(px + v + 2 * i - i));
+        auto wide = px + cast<s64>(v);
+        wide += i;
+        t.store(pz + 24 + i, t.load(wide));
+      },
+      x, index, z);
+  for (int i = 0; i < 32; ++i) EXPECT_EQ(z[i], 56 + 2 * (i % 8)) << i;
+}
+
 }  // namespace
 }  // namespace octile::tile

@@ -54,19 +54,33 @@ TILE_FUNCTION auto operator+(const Pointer<E, T>& tensor, const A& offset) {
     return pointers(tensor, affine::sum<1>(SingleIndex<E>{}, offset));
   }
 }
+// The index of pointers as another offset is added to it: in 64 bits. A stored index keeps its type until then.
+template <class Index>
+TILE_FUNCTION decltype(auto) wide_index(const Index& index) {
+  if constexpr (is_tile<Index>) {
+    return cast<s64>(index);
+  } else {
+    return (index);
+  }
+}
 template <class E, class T, class Index, Offset A>
 TILE_FUNCTION auto operator+(const Pointers<E, T, Index>& p, const A& offset) {
-  return pointers(p.tensor, p.index + offset);
+  return pointers(p.tensor, wide_index(p.index) + offset);
 }
 template <class E, class T, class Index, Offset A>
 TILE_FUNCTION auto operator-(const Pointers<E, T, Index>& p, const A& offset) {
-  return pointers(p.tensor, p.index - offset);
+  return pointers(p.tensor, wide_index(p.index) - offset);
 }
 template <class E, class T, class Index, Offset A>
 TILE_FUNCTION auto& operator+=(Pointers<E, T, Index>& p, const A& offset) {
-  static_assert(std::is_same_v<decltype(p + offset), Pointers<E, T, Index>>,
+  using Sum = decltype(p + offset);
+  static_assert(std::is_same_v<typename Sum::Shape, typename Index::Shape>,
                 "octile: += would change the shape of the pointers on its left.");
-  return p = p + offset;
+  static_assert(
+      std::is_same_v<Sum, Pointers<E, T, Index>> || !std::is_same_v<typename Sum::Shape, typename Index::Shape>,
+      "octile: += would change the type of the pointers on its left; x + cast<s64>(index) starts wide ones.");
+  if constexpr (std::is_same_v<Sum, Pointers<E, T, Index>>) p = p + offset;
+  return p;
 }
 
 }  // namespace octile::tile
