@@ -219,6 +219,26 @@ TEST(Undefined, DivisionByZeroAndShiftsTooFar) {
   EXPECT_EQ(shifted[0], 128);
 }
 
+TEST(Undefined, AProgramIndexDividedByZero) {
+  Array<s32> z("z", {4});
+  const auto launched = [&](int by, auto index, auto value) {
+    return launch(
+        CheckedCpu{}, Grid{1},
+        [=](auto& t, auto pz) {
+          const auto p = t.program_id(0);
+          line = __LINE__, t.store(pz + (t.arange(c<4>) + index(p, by)), t.arange(c<4>) + value(p, by));
+        },
+        z);
+  };
+  const auto zero = [](auto, int) { return 0; };
+  const auto quotient = [](auto p, int by) { return p / by; };
+  const auto rest = [](auto p, int by) { return p % by; };
+  EXPECT_EQ(only(launched(0, quotient, zero), Problem::undefined_index, 4).first.cause, Cause::division);
+  EXPECT_EQ(only(launched(0, rest, zero), Problem::undefined_index, 4).first.cause, Cause::division);
+  EXPECT_EQ(only(launched(0, zero, quotient), Problem::undefined_value, 4).first.cause, Cause::division);
+  EXPECT_TRUE(launched(1, quotient, rest).clean());
+}
+
 // A finding names the line that an undefined lane came from, through whatever is computed of it.
 TEST(Undefined, NamesWhereItCameFrom) {
   auto x = ramp("x", {4, 20}), y = ramp("y", {32});
@@ -409,6 +429,26 @@ TEST(Overflow, OfTheProgramIndexOnTheWay) {
       },
       z);
   EXPECT_EQ(only(report, Problem::overflow, 1).first.program, (Triple{2, 0, 0}));
+}
+
+TEST(Overflow, OfTheProgramIndexAsAVariable) {
+  Array<f32> z("z", {3});
+  const auto found = [&](auto change) {
+    const Report report = launch(
+        CheckedCpu{}, Grid{3},
+        [=](auto& t, auto pz) {
+          auto p = t.program_id(0);
+          change(p);
+          line = __LINE__, t.store(pz + p, 1.0f);
+        },
+        z);
+    EXPECT_EQ(only(report, Problem::overflow, 1).first.program, (Triple{2, 0, 0}));
+  };
+  found([](auto& p) { p *= 1500000000, p /= 1500000000; });
+  found([](auto& p) { p += 2147483646, p -= 2147483646; });
+  found([](auto& p) { p += 2147483645, ++p, --p, p -= 2147483645; });
+  found([](auto& p) { p += std::int64_t{2147483646}, p %= 3; });
+  found([](auto& p) { p = -(-p * 1500000000) / 1500000000; });
 }
 
 TEST(Overflow, OfAnIndexThatBecomesAValue) {

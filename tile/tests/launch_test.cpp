@@ -41,6 +41,46 @@ TEST(Exceptions, EndALaunchEarly) {
   EXPECT_LT(z[0], (1 << 22) - 1);
 }
 
+// ---- Program indices ----
+
+TYPED_TEST(OnCpu, AProgramIndexIsAVariable) {
+  constexpr int kPrograms = 3;
+  Array<s32> z("z", {16}), w("w", {3, 8});
+  run<TypeParam>(
+      {kPrograms},
+      [](auto& t, auto pz, auto pw) {
+        for (auto p = t.program_id(0); p < 16; p += t.num_programs(0)) t.store(pz + p, p * 2);
+        auto q = t.program_id(0);
+        const auto store = [&](int i) { t.store(pw + (t.program_id(0) * 8 + i), q); };
+        q *= 10;
+        store(0);
+        q -= 3;
+        store(1);
+        q /= 2;
+        store(2);
+        q %= 3;
+        store(3);
+        ++q;
+        store(4);
+        q--;
+        --q;
+        store(5);
+        q = -q;
+        store(6);
+        q = 7;
+        q++;
+        q += std::int64_t{1};
+        store(7);
+      },
+      z, w);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(z[i], 2 * i);
+  for (int p = 0; p < kPrograms; ++p) {
+    const int a = 10 * p, b = a - 3, half = b / 2, rest = half % 3, up = rest + 1, down = up - 2;
+    int i = 0;
+    for (const int expected : {a, b, half, rest, up, down, -down, 9}) EXPECT_EQ(w[8 * p + i++], expected) << p;
+  }
+}
+
 // ---- Pointers ----
 
 // Only the end of a tensor of more than 2^31 elements exists.

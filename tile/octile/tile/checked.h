@@ -61,7 +61,7 @@ struct CheckedCpu {
       return a.origin(((S::kPlanes == 1 ? 0 : p) * S::kRows + (S::kRows == 1 ? 0 : r)) * S::kColumns +
                       (S::kColumns == 1 ? 0 : c));
     } else if constexpr (requires { a.overflow; }) {
-      return a.overflow.at(p, r, c) ? kOverflow : kDefined;
+      return !a.overflow.at(p, r, c) ? kDefined : a.overflow.by_zero() ? kDivision : kOverflow;
     } else if constexpr (LazyMask<A> && requires { a.b; }) {
       using F = std::conditional_t<is_either<A>, scalar::Or, scalar::And>;
       return decided<F>(p, r, c, a.a, a.b) ? kDefined : first_of(origin_at(a.a, p, r, c), origin_at(a.b, p, r, c));

@@ -28,12 +28,14 @@ struct LaneSet {
 // the thread's launch.
 struct CheckedOverflow {
   const LaneSet* lanes = nullptr;
+  bool division = false;  // by 0, that is what happened
 
   bool happened() const { return lanes != nullptr; }
+  bool by_zero() const { return division; }
   bool at(int p, int r, int c) const { return lanes != nullptr && lanes->has(p, r, c); }
   void merge(CheckedOverflow other) {
     if (lanes == nullptr || other.lanes == nullptr || lanes == other.lanes) {
-      lanes = lanes != nullptr ? lanes : other.lanes;
+      if (lanes == nullptr) *this = other;
     } else {
       lanes = either(*lanes, *other.lanes);
     }
@@ -54,7 +56,9 @@ struct CheckedOverflow {
   void to_column() {
     if (lanes != nullptr) lanes = as_column(*lanes);
   }
-  static CheckedOverflow everywhere() { return {outside({1, 1, 1}, {s64{1} << 32, 0, 0, 0})}; }
+  static CheckedOverflow everywhere(bool division = false) {
+    return {outside({1, 1, 1}, {s64{1} << 32, 0, 0, 0}), division};
+  }
   static void forget();  // every set
 
  private:
@@ -71,12 +75,44 @@ struct CheckedIndex {
 
   operator int() const { return static_cast<int>(value); }
 
+  // As of an int, which it is on the other executors.
+  template <IntegerNumber N>
+  requires(!ProgramIndex<N>) CheckedIndex& operator=(N n) { return *this = of(n); }
+#define TILE_INDEX_ASSIGN(op, Name)                        \
+  template <IntegerNumber N>                               \
+  CheckedIndex& operator op(N n) {                         \
+    return *this = combined(scalar::Name{}, *this, of(n)); \
+  }
+  TILE_INDEX_ASSIGN(+=, Add)
+  TILE_INDEX_ASSIGN(-=, Subtract)
+  TILE_INDEX_ASSIGN(*=, Multiply)
+  TILE_INDEX_ASSIGN(/=, Divide)
+  TILE_INDEX_ASSIGN(%=, Remainder)
+#undef TILE_INDEX_ASSIGN
+  CheckedIndex& operator++() { return *this += 1; }
+  CheckedIndex& operator--() { return *this -= 1; }
+  CheckedIndex operator++(int) {
+    const CheckedIndex old = *this;
+    ++*this;
+    return old;
+  }
+  CheckedIndex operator--(int) {
+    const CheckedIndex old = *this;
+    --*this;
+    return old;
+  }
+  CheckedIndex operator+() const { return *this; }
+  CheckedIndex operator-() const { return combined(scalar::Subtract{}, of(0), *this); }
+
   template <class F>
   static CheckedIndex combined(F f, CheckedIndex a, CheckedIndex b) {
     CheckedIndex result{f(a.value, b.value), a.program_index_overflow};
     result.program_index_overflow.merge(b.program_index_overflow);
     if (result.value < INT32_MIN || result.value > INT32_MAX) {
       result.program_index_overflow = CheckedOverflow::everywhere();
+    }
+    if constexpr (requires { F::undefined(a.value, b.value); }) {
+      if (F::undefined(a.value, b.value)) result.program_index_overflow.merge(CheckedOverflow::everywhere(true));
     }
     return result;
   }
