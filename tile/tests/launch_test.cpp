@@ -41,6 +41,56 @@ TEST(Exceptions, EndALaunchEarly) {
   EXPECT_LT(z[0], (1 << 22) - 1);
 }
 
+// ---- Grids and loops ----
+
+TYPED_TEST(OnCpu, AGridHasNoNegativeSide) {
+  Array<f32> z("z", {1});
+  const auto kernel = [](auto& t, auto pz) { t.store(pz + t.program_id(0), 1.0f); };
+  for (const Grid grid : {Grid{-3}, Grid{1, -1}, Grid{-1, -1, 1}}) {
+    try {
+      launch(TypeParam{}, grid, kernel, z);
+      ADD_FAILURE();
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find("a grid has sides from 0, and not ("), std::string::npos);
+    }
+  }
+  launch(TypeParam{}, Grid{0, 5}, kernel, z);
+}
+
+TEST(Cdiv, RoundsUpNearTheEnds) {
+  EXPECT_EQ(cdiv(2147483647, 1024), 2097152);
+  EXPECT_EQ(cdiv(0, 3), 0);
+  EXPECT_EQ(cdiv(7, 3), 3);
+  EXPECT_EQ(cdiv(6, 3), 2);
+  EXPECT_EQ(cdiv(-5, 2), -2);
+  EXPECT_EQ(cdiv(5, -2), -2);
+  EXPECT_EQ(cdiv(-5, -2), 3);
+  EXPECT_EQ(cdiv(-2147483647 - 1, 2), -1073741824);
+}
+
+std::vector<int> listed(const Range& range) {
+  std::vector<int> result;
+  for (const int k : range) {
+    if (result.size() == 5000) break;
+    result.push_back(k);
+  }
+  return result;
+}
+
+TEST(Ranges, AreThoseOfPython) {
+  constexpr int kMost = 2147483647, kLeast = -kMost - 1;
+  EXPECT_EQ(listed(range(3)), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(listed(range(2, 9, 3)), (std::vector<int>{2, 5, 8}));
+  EXPECT_EQ(listed(range(2, 8, 3)), (std::vector<int>{2, 5}));
+  EXPECT_EQ(listed(range(9, 2, -3)), (std::vector<int>{9, 6, 3}));
+  EXPECT_EQ(listed(range(-1)), std::vector<int>{});
+  EXPECT_EQ(listed(range(5, 5)), std::vector<int>{});
+  EXPECT_EQ(listed(range(0, 5, 0)), std::vector<int>{});
+  EXPECT_EQ(listed(range(0, kMost, 1 << 20)).size(), 2048u);
+  EXPECT_EQ(listed(range(kLeast, kMost, kMost)), (std::vector<int>{kLeast, -1, kMost - 1}));
+  EXPECT_EQ(listed(range(kMost, kLeast, kLeast)), (std::vector<int>{kMost, -1}));
+}
+
 // ---- Program indices ----
 
 TYPED_TEST(OnCpu, AProgramIndexIsAVariable) {
@@ -78,6 +128,56 @@ TYPED_TEST(OnCpu, AProgramIndexIsAVariable) {
     const int a = 10 * p, b = a - 3, half = b / 2, rest = half % 3, up = rest + 1, down = up - 2;
     int i = 0;
     for (const int expected : {a, b, half, rest, up, down, -down, 9}) EXPECT_EQ(w[8 * p + i++], expected) << p;
+  }
+}
+
+// ---- Large tiles ----
+
+TYPED_TEST(OnCpu, ATileMayHave1048576Elements) {
+  constexpr int n = 1 << 20;
+  Array<f32> x("x", {n}), z("z", {n}), s("s", {1});
+  for (int i = 0; i < n; ++i) x.set(i, static_cast<float>(i % 1000));
+  run<TypeParam>(
+      {2},
+      [](auto& t, auto px, auto pz, auto ps) {
+        const auto i = t.arange(c<n>);
+        const auto v = t.load(px + i, i >= 0, 0.0f);
+        auto w = v + 1.0f;
+        auto copy = w;
+        w = w * 2.0f;
+        copy += w;
+        copy = where(i % 2 == 0, copy, v);
+        const auto all = (i >= 0) & (i < n - t.program_id(0) * n);  // the second program stores nothing
+        t.store(pz + i, copy, all);
+        t.store(ps + t.arange(c<1>), max(trans(col(v))), t.arange(c<1>) < 1 - t.program_id(0));
+      },
+      x, z, s);
+  for (int i = 0; i < n; ++i) {
+    const float v = x[i];
+    ASSERT_EQ(z[i], i % 2 == 0 ? 3.0f * (v + 1.0f) : v) << i;
+  }
+  EXPECT_EQ(s[0], 999.0f);
+}
+
+TYPED_TEST(OnCpu, LargeProducts) {
+  constexpr int m = 256, k = 512;
+  auto a = values<f16>("a", {m, k}, 1, -8, 8), b = values<f16>("b", {k, m}, 2, -8, 8);
+  Array<f32> z("z", {m, m});
+  run<TypeParam>(
+      {1},
+      [](auto& t, auto pa, auto pb, auto pz) {
+        const auto i = t.arange(c<m>);
+        const auto j = t.arange(c<k>);
+        auto total = t.full(c<m>, c<m>, 0.0f);
+        total = dot(t.load(pa + col(i) * k + j), t.load(pb + col(j) * m + i), total);
+        t.store(pz + col(i) * m + i, total);
+      },
+      a, b, z);
+  for (const int at : {0, 77 * m + 5, m * m - 1}) {
+    float expected = 0;
+    for (int l = 0; l < k; ++l)
+      expected += static_cast<float>(a[at / m * k + l]) * static_cast<float>(b[l * m + at % m]);
+    EXPECT_NEAR(z[at], expected, 1e-3f * k);
   }
 }
 

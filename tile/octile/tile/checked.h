@@ -2,6 +2,7 @@
 // value, whether the value is defined.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <tuple>
 #include <typeinfo>
@@ -18,23 +19,22 @@ struct CheckedCpu {
   std::int64_t max_steps = 0;          // accesses of a program; one with more ends the launch. 0: any number
 
   template <class T, class S>
-  struct Storage {
-    alignas(S::kSize * sizeof(T) >= 64 ? 64 : alignof(T)) T values[S::kSize];
+  struct Storage : CpuValues<T, S::kSize> {
     bool any_undefined = false;  // only if so, `undefined` says which
-    Origin undefined[S::kSize];
+    CpuValues<Origin, S::kSize> undefined;
 
     Storage() {
       // A few elements are kept in registers and copied whole: g++ would warn that they may be uninitialized.
       if constexpr (S::kSize <= 4) {
-        for (T& value : values) value = T{};
-        for (Origin& origin : undefined) origin = kDefined;
+        for (T& value : this->values) value = T{};
+        for (Origin& origin : undefined.values) origin = kDefined;
       }
     }
-    Origin origin(int lane) const { return any_undefined ? undefined[lane] : kDefined; }
+    Origin origin(int lane) const { return any_undefined ? undefined.values[lane] : kDefined; }
     void set_undefined(int lane, Origin origin) {
-      if (!any_undefined) memset(undefined, 0, sizeof(undefined));
+      if (!any_undefined) std::fill_n(undefined.values, S::kSize, kDefined);
       any_undefined = true;
-      undefined[lane] = origin;
+      undefined.values[lane] = origin;
     }
   };
   template <class I>
@@ -151,7 +151,7 @@ struct CheckedCpu {
     for (int lane = 0; a.any_undefined && lane < S::kSize; ++lane) {
       const int p = lane / (S::kRows * S::kColumns), r = lane / S::kColumns % S::kRows, c = lane % S::kColumns;
       const int to = SameOrder::of<R>(Axis == 0 ? 0 : p, Axis == 1 ? 0 : r, Axis == 2 ? 0 : c);
-      if (a.undefined[lane] != kDefined) out.set_undefined(to, first_of(out.origin(to), a.undefined[lane]));
+      if (a.origin(lane) != kDefined) out.set_undefined(to, first_of(out.origin(to), a.origin(lane)));
     }
     return out;
   }
@@ -229,21 +229,27 @@ class CheckedCpu::Program {
     // What is undefined is also visibly wrong.
     if constexpr (!std::is_same_v<Other, Nothing>) {
       const T rest = scalar::Cast<T, Round::unstated>{}(other);
-      for (T& value : out.values) value = rest;
+      std::fill_n(out.values, S::kSize, rest);
     } else if constexpr (!std::is_same_v<M, Everything>) {
       if (!holds_everywhere(mask)) {
-        memset(out.values, std::is_same_v<T, bool> ? 1 : is_float_type<T> ? 0xFF : 0xA5, sizeof(out.values));
-        for (Origin& origin : out.undefined) origin = 1;
+        memset(static_cast<void*>(out.values),
+               std::is_same_v<T, bool> ? 1
+               : is_float_type<T>      ? 0xFF
+                                       : 0xA5,
+               S::kSize * sizeof(T));
+        std::fill_n(out.undefined.values, S::kSize, Origin{1});
         out.any_undefined = true;
       }
     }
     access(Access::load, p, mask, where, [&](int lane, s64 index, bool valid) {
       out.values[lane] = valid ? p.tensor.data[index] : out_of_bounds_value<T>();
-      if (out.any_undefined) out.undefined[lane] = kDefined;
+      if (out.any_undefined) out.undefined.values[lane] = kDefined;
     });
     if (out.any_undefined) {
       const Origin here = recorder_.origin();
-      for (Origin& origin : out.undefined) origin = origin != kDefined ? here : kDefined;
+      std::replace_if(
+          out.undefined.values, out.undefined.values + S::kSize, [](Origin origin) { return origin != kDefined; },
+          here);
     }
     return out;
   }
@@ -418,6 +424,7 @@ std::string type_name(const std::type_info& type);
 
 template <class Kernel, class... Args>
 Report launch(CheckedCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
+  check_grid(grid);
   Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.max_records, executor.max_steps);
   const CheckedCpu::Under under(recorder);
   const auto run = [&](const auto&... a) {

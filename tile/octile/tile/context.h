@@ -233,22 +233,29 @@ class Context {
   }
 };
 
-// for (int k : range(0, n, step)), as in Python.
+// for (int k : range(0, n, step)), as in Python; no iteration if the step is 0.
 struct Range {
+  // Iterations are counted: what follows the last one may leave 32 bits.
   struct Iterator {
     int value, step;
+    unsigned left;
     TILE_FUNCTION int operator*() const { return value; }
     TILE_FUNCTION Iterator& operator++() {
-      value += step;
+      value = static_cast<int>(static_cast<unsigned>(value) + static_cast<unsigned>(step));
+      --left;
       return *this;
     }
-    TILE_FUNCTION bool operator!=(const Iterator& end) const {
-      return step > 0 ? value < end.value : value > end.value;
-    }
+    TILE_FUNCTION bool operator!=(const Iterator& end) const { return left != end.left; }
   };
   int first, last, step;
-  TILE_FUNCTION Iterator begin() const { return {first, step}; }
-  TILE_FUNCTION Iterator end() const { return {last, step}; }
+  TILE_FUNCTION unsigned size() const {
+    const unsigned from = static_cast<unsigned>(first), to = static_cast<unsigned>(last);
+    if (step > 0 && first < last) return (to - from - 1u) / static_cast<unsigned>(step) + 1u;
+    if (step < 0 && first > last) return (from - to - 1u) / (0u - static_cast<unsigned>(step)) + 1u;
+    return 0;
+  }
+  TILE_FUNCTION Iterator begin() const { return {first, step, size()}; }
+  TILE_FUNCTION Iterator end() const { return {last, step, 0}; }
 };
 TILE_FUNCTION Range range(int first, int last, int step = 1) { return {first, last, step}; }
 TILE_FUNCTION Range range(int last) { return {0, last, 1}; }

@@ -2,10 +2,45 @@
 #pragma once
 
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "octile/tile/context.h"
 
-namespace octile::tile::cpu {
+namespace octile::tile {
+
+// The n elements of a tile: an array, or, if it is large, memory of the heap. A kernel has many tiles, and the stack of
+// a thread is 8 MB.
+inline constexpr std::size_t kMaxStackBytes = 1 << 16;
+
+template <class T, int n, bool kLarge = (n * sizeof(T) > kMaxStackBytes)>
+struct CpuValues {
+  alignas(n * sizeof(T) >= 64 ? 64 : alignof(T)) T values[n];
+};
+template <class T, int n>
+struct CpuValues<T, n, true> {
+  T* values;  // null after a move
+
+  CpuValues() : values(allocated()) {}
+  CpuValues(const CpuValues& other) : CpuValues() { memcpy(static_cast<void*>(values), other.values, n * sizeof(T)); }
+  CpuValues(CpuValues&& other) noexcept : values(std::exchange(other.values, nullptr)) {}
+  CpuValues& operator=(const CpuValues& other) {
+    if (this == &other) return *this;
+    if (values == nullptr) values = allocated();
+    memcpy(static_cast<void*>(values), other.values, n * sizeof(T));
+    return *this;
+  }
+  CpuValues& operator=(CpuValues&& other) noexcept {
+    std::swap(values, other.values);
+    return *this;
+  }
+  ~CpuValues() { ::operator delete (static_cast<void*>(values), std::align_val_t{64}); }
+
+ private:
+  static T* allocated() { return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{64})); }
+};
+
+namespace cpu {
 
 // ---- One row of an operand: a function of the column ----
 
@@ -112,7 +147,8 @@ inline void reduce(F f, const From* from, T* to) {
     for (int i = 0; i < inner; ++i) to[i] = widen(from[i]);
   } else {
     constexpr int kHalf = n / 2 * inner;
-    alignas(64) T x[kHalf];
+    CpuValues<T, kHalf> half;
+    T* const x = half.values;
     for (int i = 0; i < kHalf; ++i) x[i] = f(widen(from[i]), widen(from[i + kHalf]));
     fold<n / 2, inner>(f, x);
     for (int i = 0; i < inner; ++i) to[i] = x[i];
@@ -186,10 +222,11 @@ inline void dot(const A& a, const B& b, C& c) {
     } else if constexpr (std::is_same_v<typename A::Type, f32>) {
       dot_floats<M, N, K>(left, right, sum);
     } else {
-      alignas(64) float wide_left[M * K], wide_right[K * N];
-      for (int i = 0; i < M * K; ++i) wide_left[i] = widen(left[i]);
-      for (int i = 0; i < K * N; ++i) wide_right[i] = widen(right[i]);
-      dot_floats<M, N, K>(wide_left, wide_right, sum);
+      CpuValues<float, M * K> wide_left;
+      CpuValues<float, K * N> wide_right;
+      for (int i = 0; i < M * K; ++i) wide_left.values[i] = widen(left[i]);
+      for (int i = 0; i < K * N; ++i) wide_right.values[i] = widen(right[i]);
+      dot_floats<M, N, K>(wide_left.values, wide_right.values, sum);
     }
   }
 }
@@ -204,4 +241,5 @@ inline decltype(auto) stored(const A& a) {
   }
 }
 
-}  // namespace octile::tile::cpu
+}  // namespace cpu
+}  // namespace octile::tile

@@ -458,6 +458,7 @@ inline void check(cudaError_t error, const char* what) {
 
 // No template, as all that need not be one: it is compiled once, not for every kernel.
 inline void check_launch(const Grid& grid, int shared) {
+  check_grid(grid);
   constexpr int kMaxShared = 227 * 1024;
   if (grid.y > 65535 || grid.z > 65535) throw std::invalid_argument("octile: a GPU's grid has up to 65535 y and z.");
   if (grid.size() == 0 || shared <= kMaxShared) return;
@@ -757,6 +758,7 @@ requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, cons
     gpu::note_needs<N>(kernel, argument(none, args)...);
   }
   LaunchReport report;
+  check_grid(grid);
   if (grid.size() == 0) return report;
   if (executor.cluster != 1 && executor.cluster != 2) {
     throw std::invalid_argument("octile: a cluster has 1 or 2 blocks, not " + std::to_string(executor.cluster) + ".");

@@ -13,9 +13,7 @@ struct FastCpu {
   int threads = 0;  // 0: one per core
 
   template <class T, class S>
-  struct Storage {
-    alignas(S::kSize * sizeof(T) >= 64 ? 64 : alignof(T)) T values[S::kSize];
-  };
+  using Storage = CpuValues<T, S::kSize>;
   template <class I>
   using Index = s64;
   using Overflow = NoOverflow;
@@ -228,13 +226,14 @@ class FastCpu::Program {
   int ids_[3], counts_[3];
 };
 
-// Calls body(context, first, last) for parts of 0 .. n - 1 on up to `threads` threads. No template: the threads are
-// compiled once, not for every kernel.
+// Calls body(context, first, last) for parts of 0 .. n - 1 on up to `threads` threads. After an exception of one no
+// more parts are begun, and the caller gets it. No template: the threads are compiled once, not for every kernel.
 void parallel_ranges(int threads, std::int64_t n, void (*body)(const void*, std::int64_t, std::int64_t),
                      const void* context);
 
 template <class Kernel, class... Args>
 void launch(FastCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
+  check_grid(grid);
   const auto run = [&](const auto... a) {
     const auto part = [&](std::int64_t first, std::int64_t last) {
       std::array<int, 3> id = {static_cast<int>(first % grid.x), static_cast<int>(first / grid.x % grid.y),

@@ -33,7 +33,8 @@ TILE_FUNCTION constexpr Constant<A - B> operator-(Constant<A>, Constant<B>) {
   return {};
 }
 
-TILE_FUNCTION constexpr int cdiv(int a, int b) { return (a + b - 1) / b; }
+// The quotient, rounded up.
+TILE_FUNCTION constexpr int cdiv(int a, int b) { return a / b + (a % b != 0 && (a < 0) == (b < 0) ? 1 : 0); }
 
 TILE_FUNCTION constexpr bool power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -43,7 +44,7 @@ template <int Planes, int Rows, int Columns>
 struct Shape {
   static_assert(power_of_two(Planes) && power_of_two(Rows) && power_of_two(Columns),
                 "octile: every side of a tile is a power of two.");
-  // As in Triton. The CPU executors keep tiles on the stack, and a block of a GPU has registers for 2^16.
+  // As in Triton. A block of a GPU has registers for 2^16.
   static_assert(1LL * Planes * Rows <= kMaxElements && 1LL * Planes * Rows * Columns <= kMaxElements,
                 "octile: a tile has at most 2^20 elements; take it block by block.");
   static constexpr int kPlanes = Planes, kRows = Rows, kColumns = Columns, kSize = Planes * Rows * Columns;

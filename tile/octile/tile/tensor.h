@@ -92,6 +92,13 @@ struct Grid {
   std::int64_t size() const { return std::int64_t{x} * y * z; }
 };
 
+// Throws std::invalid_argument where a side is negative.
+inline void check_grid(const Grid& grid) {
+  if (grid.x >= 0 && grid.y >= 0 && grid.z >= 0) return;
+  throw std::invalid_argument("octile: a grid has sides from 0, and not (" + std::to_string(grid.x) + ", " +
+                              std::to_string(grid.y) + ", " + std::to_string(grid.z) + ")");
+}
+
 // Throws std::invalid_argument where a grid has no such axis.
 inline std::size_t grid_axis(int axis) {
   if (axis >= 0 && axis <= 2) return static_cast<std::size_t>(axis);
