@@ -224,9 +224,10 @@ std::string source_of(const Check& check, const fs::path& folder) {
   }
   text +=
       "#include \"puzzles/mistake.h\"\n#include \"puzzles/prove_trial.h\"\n"
-      "#define int octile::tile::SymbolicInt\n#define main main_of_the_file\n#include \"" +
+      "#define int octile::tile::SymbolicInt\n#define bool octile::tile::SymbolicBool\n"
+      "#define main main_of_the_file\n#include \"" +
       check.file +
-      "\"\n#undef main\n#undef int\n"
+      "\"\n#undef main\n#undef bool\n#undef int\n"
       "int main(int argc, char** argv) { return static_cast<int>(main_of_the_file(argc, argv)); }\n";
   std::ofstream(path) << text;
   return path;

@@ -80,7 +80,7 @@ void Proving::explore() {
 
 void Proving::explore(bool& again) {
   paths_.clear();
-  skipped_ = false;
+  skipped_ = carries_ = false;
   std::vector<std::vector<bool>> open{{}};
   std::vector<symbolic::TensorFacts> as_said;
   while (!open.empty()) {
@@ -124,6 +124,7 @@ void Proving::explore(bool& again) {
     if (!same_shapes(tensors_, known)) tensors_ = as_said;
     launches_ = walk.launches;
     skipped_ = skipped_ || walk.skipped;
+    carries_ = carries_ || walk.carries;
     loops_ = std::max(loops_, walk.next_loop());
     paths_.push_back(std::move(walk.path));
   }
@@ -875,6 +876,9 @@ Proof Proving::proof() {
   }
   if (reason.empty() && !carried_.empty()) {
     reason = "a loop carries an index from one iteration to the next, in line " + std::to_string(*carried_.begin());
+  }
+  if (reason.empty() && carries_) {
+    reason = "a variable that a loop changes is not the same after each of its iterations";
   }
   if (reason.empty() && skipped_) {
     reason = "more than 64 ways through two iterations of its loops, by conditions on sizes";

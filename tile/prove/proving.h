@@ -91,7 +91,7 @@ class Proving {
   std::vector<std::pair<std::string, Term>> sizes_;
   std::map<std::string, Term> named_;
   std::set<int> stored_;
-  bool all_second_passes_ = true, skipped_ = false;
+  bool all_second_passes_ = true, skipped_ = false, carries_ = false;
   std::vector<symbolic::Path> paths_;
   std::vector<symbolic::TensorFacts> tensors_;
   std::vector<symbolic::LaunchFacts> launches_;

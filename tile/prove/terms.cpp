@@ -361,7 +361,8 @@ void Space::atoms_of(const Formula& formula, std::vector<bool>& found) const {
   for (const Formula& part : formula.node().parts) atoms_of(part, found);
 }
 
-std::string Space::signature(const Term& term, std::map<int, std::string>& names) const {
+std::string Space::signature(const Term& term, std::map<int, std::string>& names,
+                             std::map<std::string, std::string>* functions) const {
   std::string result;
   for (const auto& [monomial, coefficient] : term.parts()) {
     result += std::to_string(coefficient);
@@ -374,9 +375,15 @@ std::string Space::signature(const Term& term, std::map<int, std::string>& names
         continue;
       }
       result += "*" + std::to_string(static_cast<int>(atom.kind));
-      if (atom.kind == Atom::Kind::value && atom.name.ends_with("[]")) result += atom.name;
-      result += "{" + signature(atom.condition, names);
-      for (const Term& operand : atom.operands) result += ";" + signature(operand, names);
+      if (atom.kind == Atom::Kind::value) {
+        if (atom.name.ends_with("[]")) {
+          result += atom.name;
+        } else if (functions != nullptr) {
+          result += functions->try_emplace(atom.name, "f" + std::to_string(functions->size())).first->second;
+        }
+      }
+      result += "{" + signature(atom.condition, names, functions);
+      for (const Term& operand : atom.operands) result += ";" + signature(operand, names, functions);
       result += "}";
     }
     result += "+";
@@ -384,11 +391,12 @@ std::string Space::signature(const Term& term, std::map<int, std::string>& names
   return result;
 }
 
-std::string Space::signature(const Formula& formula, std::map<int, std::string>& names) const {
+std::string Space::signature(const Formula& formula, std::map<int, std::string>& names,
+                             std::map<std::string, std::string>* functions) const {
   const Formula::Node& node = formula.node();
-  std::string result =
-      std::to_string(static_cast<int>(node.kind)) + (node.value ? "" : "f") + signature(node.term, names) + "(";
-  for (const Formula& part : node.parts) result += signature(part, names) + ",";
+  std::string result = std::to_string(static_cast<int>(node.kind)) + (node.value ? "" : "f") +
+                       signature(node.term, names, functions) + "(";
+  for (const Formula& part : node.parts) result += signature(part, names, functions) + ",";
   return result + ")";
 }
 

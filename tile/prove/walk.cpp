@@ -1,8 +1,9 @@
 // The run of a kernel whose sizes are symbols: decisions, loops, and integers.
 #include <algorithm>
 #include <limits>
+#include <memory>
 
-#include "octile/tile/symbolic_int.h"
+#include "octile/tile/symbolic.h"
 
 namespace octile::tile {
 
@@ -155,16 +156,129 @@ void Walk::enter(int number, const Term& first, const Term& last, const Term& st
   pass.number = number;
   pass.pipeline = pipeline;
   pass.iteration = space.symbol("k" + std::to_string(loop) + (number == 0 ? "" : "b"), Atom::Owner::program);
+  const bool backwards = step.is_constant() && step.constant() < 0;
+  states_.resize(loops.size() + (number > 0 ? 1 : 0));
+  if (number == 0) {
+    states_.push_back({birth(), opaque_count_, pass.iteration, !(backwards ? less(last, first) : less(first, last))});
+  } else {
+    states_.back().pass = static_cast<std::size_t>(number);
+  }
   const Term value = first + step * pass.iteration;
-  pass.range = less_equal(0, pass.iteration) &
-               (step.is_constant() && step.constant() < 0 ? less(last, value) : less(value, last));
+  pass.range = less_equal(0, pass.iteration) & (backwards ? less(last, value) : less(value, last));
   space.say(pass.iteration, pass.range);
   loops.push_back(pass);
 }
 
 void Walk::leave() {
+  const Pass pass = std::move(loops.back());
   loops.pop_back();
   std::erase_if(here_, [&](const Condition& condition) { return condition.depth > loops.size(); });
+  if (pass.number == 0) return;
+  const LoopState state = std::move(states_.back());
+  states_.pop_back();
+  if (!carries && !settled(state, pass.iteration)) carries = true;
+  // What follows has the values that the second pass left. It has to hold for those of no pass, too.
+  if (carries || begins_as_it_ends(state)) return;
+  std::vector<Formula> facts = conditions();
+  facts.push_back(state.empty);
+  carries = !state.empty.is(false) && feasible(facts);
+}
+
+// ---- What a loop carries on ----
+
+std::int64_t birth_now() { return under_way == nullptr ? 0 : under_way->birth(); }
+bool older_than_a_loop(std::int64_t born) { return under_way != nullptr && under_way->older_than_a_loop(born); }
+
+void Walk::assigned(const void* variable, std::int64_t born, const Lanes& before, const Lanes& after) {
+  for (LoopState& state : states_) {
+    if (born >= state.start) continue;
+    auto& values = state.variables.try_emplace(variable, std::array<Lanes, 3>{before, before, before}).first->second;
+    for (std::size_t i = state.pass + 1; i < values.size(); ++i) values[i] = after;
+  }
+}
+
+// The body of a loop is the same function of its variables and its iteration each time. So if the second pass leaves
+// them as the first one did but for the iteration's number, every later one does too, and begins as the second did.
+bool Walk::settled(const LoopState& state, const Term& second_iteration) const {
+  const int second = second_iteration.parts().begin()->first[0];
+  return signature(state, 1, second) == signature(state, 2, second);
+}
+
+// Whether the values before a loop are also some of those that are known to be possible after it.
+bool Walk::begins_as_it_ends(const LoopState& state) const {
+  const auto any_integer = [&](const Term& term) {  // of a type
+    if (term.parts().size() != 1) return false;
+    const auto& [monomial, coefficient] = *term.parts().begin();
+    if (monomial.size() != 1 || coefficient != 1) return false;
+    const Atom& atom = space[monomial[0]];
+    return atom.kind == Atom::Kind::value && !atom.name.ends_with("[]");
+  };
+  const auto any_truth = [&](const Formula& formula) {
+    const Formula::Node& node = formula.node();
+    return node.kind == Formula::Kind::negation && node.parts[0].node().kind == Formula::Kind::zero &&
+           any_integer(node.parts[0].node().term);
+  };
+  for (const auto& [variable, values] : state.variables) {
+    const Lanes &before = values[0], &after = values[2];
+    if (!(before.number == after.number || any_integer(after.number))) return false;
+    if (!(before.truth == after.truth || any_truth(after.truth))) return false;
+    Lanes both = after;
+    both.take(before);
+    if (both.undefined.size() != after.undefined.size() || both.checked.size() != after.checked.size()) return false;
+  }
+  return true;
+}
+
+std::string Walk::signature(const LoopState& state, std::size_t after, int second_iteration) const {
+  std::map<int, std::string> outside;  // symbols that are the same in both passes
+  const auto keep_name = [&](const Term& term) {
+    std::vector<bool> atoms;
+    space.atoms_of(term, atoms);
+    for (std::size_t id = 0; id < atoms.size(); ++id) {
+      if (atoms[id]) outside[static_cast<int>(id)] = "o" + std::to_string(id);
+    }
+  };
+  for (const Pass& pass : loops) {
+    if (pass.iteration.parts().begin()->first[0] != second_iteration) keep_name(pass.iteration);
+  }
+  keep_name(state.iteration);
+  if (!launches.empty()) {
+    for (const Term& program : launches.back().program) keep_name(program);
+  }
+  std::map<std::string, std::string> functions;
+  for (int i = 0; i < space.size(); ++i) {
+    const Atom& atom = space[i];
+    if (atom.kind != Atom::Kind::value || atom.name.ends_with("[]")) continue;
+    if (std::stoi(atom.name.substr(1)) < state.opaques) functions[atom.name] = atom.name;
+  }
+  const auto of_first_pass = [&](int id) { return id == second_iteration ? &state.iteration : nullptr; };
+  std::map<int, std::string> names = outside;
+  std::string result;
+  for (const auto& [variable, values] : state.variables) {
+    const Lanes& lanes = values[after];
+    result += "|" + space.signature(space.replaced(lanes.number, of_first_pass), names, &functions);
+    result += "," + space.signature(space.replaced(lanes.truth, of_first_pass), names, &functions);
+    std::set<std::string> parts;  // of a sum, say: those of each iteration are alike
+    for (const Undefined& u : lanes.undefined) {
+      std::map<int, std::string> own = outside;
+      parts.insert("u" + std::to_string(u.load.line) + ":" + std::to_string(u.load.column) + " " +
+                   space.signature(space.replaced(u.where, of_first_pass), own));
+    }
+    for (const Checked& c : lanes.checked) {
+      std::map<int, std::string> own = outside;
+      parts.insert("c" + std::to_string(c.bits) + " " + space.signature(space.replaced(c.value, of_first_pass), own));
+    }
+    for (const std::string& part : parts) result += ";" + part;
+  }
+  return result;
+}
+
+void assign(std::shared_ptr<const Lanes>& lanes, const std::shared_ptr<const Lanes>& next, const void* variable,
+            std::int64_t born) {
+  if (older_than_a_loop(born)) {
+    under_way->assigned(variable, born, lanes ? *lanes : Lanes{}, next ? *next : Lanes{});
+  }
+  lanes = next;
 }
 
 Term Walk::opaque(const std::array<int, 3>& sides, std::int64_t low, std::int64_t high) {
@@ -298,6 +412,24 @@ Term SymbolicIndex::term() const {
   return walk == nullptr ? *term_ : walk->with_known_sizes(*term_);
 }
 
+void SymbolicIndex::note(const SymbolicIndex& next) const {
+  symbolic::Lanes before, after;
+  before.number = term();
+  after.number = next.term();
+  symbolic::the_walk().assigned(this, born_, before, after);
+}
+
+SymbolicOverflow& SymbolicOverflow::operator=(const SymbolicOverflow& other) {
+  if (symbolic::older_than_a_loop(born)) {
+    symbolic::Lanes before, after;
+    before.checked = checked;
+    after.checked = other.checked;
+    symbolic::the_walk().assigned(this, born, before, after);
+  }
+  checked = other.checked;
+  return *this;
+}
+
 SymbolicIndex::operator s64() const {
   if (term_ != nullptr) throw symbolic::NotDecided("a size becomes a number that the prover cannot follow");
   return number_;
@@ -355,7 +487,8 @@ bool SymbolicRange::goes_on() {
     return false;
   }
   walk.enter(passes_, first_.term(), last_.term(), step_.term(), loop_, false);
-  now_ = SymbolicInt(first_.term() + step_.term() * walk.loops.back().iteration);
+  // Made anew, it is no variable that the loop changes.
+  std::construct_at(&now_, SymbolicInt(first_.term() + step_.term() * walk.loops.back().iteration));
   ++passes_;
   return true;
 }

@@ -82,7 +82,8 @@ std::string proof_of_the_solution(const Puzzle& puzzle) {
     kernels += ", puzzles::" + part + "::" + (kernel == "MyKernel" ? puzzle.type : kernel) + "{}";
   }
   return "#include \"puzzles/" + part + ".h\"\n#include \"puzzles/mistake.h\"\n#include \"puzzles/prove_trial.h\"\n" +
-         "#define int octile::tile::SymbolicInt\n#include \"puzzles/" + part + "_kernels.h\"\n#undef int\n" +
+         "#define int octile::tile::SymbolicInt\n#define bool octile::tile::SymbolicBool\n#include \"puzzles/" + part +
+         "_kernels.h\"\n#undef int\n#undef bool\n" +
          "using namespace octile::tile;\nint main(int argc, char** argv) {\n  return puzzles::check<puzzles::" +
          puzzle.type + ">(SymbolicInt(argc), argv" + kernels + ");\n}\n";
 }

@@ -218,4 +218,140 @@ struct OneProgramTooMany {
   }
 };
 
+// ---- Loops that carry something on: wrong from the third or a later iteration on ----
+
+struct LateIndex {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.arange(c<32>);
+    auto now = i * 1, next = i * 1;
+    for (int k : range(n)) {
+      t.store(z, sum(t.load(x + now)));
+      now = next;
+      next = (i + 32 + k * 0) * 1;
+    }
+  }
+};
+struct LatePointers {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.arange(c<32>);
+    auto now = x + i * 1, next = x + i * 1;
+    for ([[maybe_unused]] int k : range(n)) {
+      t.store(z, sum(t.load(now)));
+      now = next;
+      next = x + i * 2;
+    }
+  }
+};
+struct LateMask {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.arange(c<64>);
+    auto now = i < 32, next = i < 32;
+    for ([[maybe_unused]] int k : range(n)) {
+      t.store(z, sum(t.load(x + i, now, 0.0f)));
+      now = next;
+      next = i < 64;
+    }
+  }
+};
+struct LateValues {  // which are undefined from lane n on
+  void operator()(auto& t, auto x, auto z, int n) const {
+    auto first = t.full(c<32>, 0.0f), second = first, third = first;
+    for (int k : range(n)) {
+      first = second;
+      second = third;
+      third = t.load(x + k + t.arange(c<32>), t.arange(c<32>) < 32 - k);
+    }
+    t.store(z, sum(first));
+  }
+};
+struct LateIndices {  // stored ones
+  void operator()(auto& t, auto x, auto z, int n) const {
+    auto now = t.full(c<32>, 0), next = t.full(c<32>, 0);
+    for ([[maybe_unused]] int k : range(n)) {
+      t.store(z, sum(t.load(x + now)));
+      now = next;
+      next = t.full(c<32>, 32);
+    }
+  }
+};
+struct LateNumber {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    int blocks = 0;
+    for ([[maybe_unused]] int k : range(n)) {
+      const int slack = blocks > 999 ? 64 : 0;
+      t.store(z, sum(t.load(x + (t.arange(c<32>) + slack))));
+      blocks += 1;
+    }
+  }
+};
+struct LateStep {  // of a pipeline
+  void operator()(auto& t, auto x, auto z, int n) const {
+    int now = 0, next = 0;
+    t.pipeline(
+        c<3>, n, [&](int) { return fetches(t.fetch(x + t.arange(c<32>))); },
+        [&](int, const auto&) {
+          t.store(z + now, 1.0f);
+          t.barrier();
+          now = next;
+          next = 1;
+        });
+  }
+};
+struct NoIteration {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    int last = 40;
+    for (int k : range(0, n - 1, 32)) last = k * 0;
+    t.store(z, sum(t.load(x + (last + t.arange(c<32>)))));
+  }
+};
+struct LateFlag {
+  void operator()(auto& t, auto, auto z, int n) const {
+    bool now = false, next = false;
+    for ([[maybe_unused]] int k : range(n)) {
+      if (now) t.store(z + 5, 1.0f);
+      now = next;
+      next = true;
+    }
+    t.store(z, 1.0f);
+  }
+};
+struct EarlyEnd {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    bool done = false;
+    for (int k : range(n)) {
+      if (!done) t.store(z, sum(t.load(x + t.arange(c<32>))));
+      t.barrier();
+      if (done) t.store(z + 1, 1.0f);
+      done |= k >= 64;
+    }
+  }
+};
+
 }  // namespace octile::tile::wrong
+
+namespace octile::tile::right {
+
+// What the second iteration leaves is what the first one left.
+struct CarriesOn {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.arange(c<32>);
+    auto total = t.full(c<32>, 0.0f);
+    auto count = t.full(c<1>, 0);
+    auto mask = i < 32;
+    bool any = false;
+    int last = 0;
+    for (int k : range(n)) {
+      const auto v = t.load(x + k * 32 + i, mask, 0.0f);
+      total += v;
+      count = sum(where(v > 0.0f, 1, 0)) + 0 * count;
+      mask = i < 32;
+      any = true;
+      last = k;
+      for (int l : range(n)) last = l;
+    }
+    t.store(z + i, where(count > 0, total, 0.0f), i < last + 32);
+    t.store(z + 32, any ? 1.0f : 0.0f);
+  }
+};
+
+}  // namespace octile::tile::right

@@ -8,8 +8,10 @@
 #include "octile/tile/prove.h"
 
 #define int octile::tile::SymbolicInt
+#define bool octile::tile::SymbolicBool
 #include "ten_kernels.h"
 #undef int
+#undef bool
 
 namespace octile::tile {
 namespace {

@@ -9,12 +9,14 @@
 #include "puzzles/rows.h"
 
 #define int octile::tile::SymbolicInt
+#define bool octile::tile::SymbolicBool
 #include "prove_kernels.h"
 #include "puzzles/elementwise_kernels.h"
 #include "puzzles/linear_kernels.h"
 #include "puzzles/products_kernels.h"
 #include "puzzles/rows_kernels.h"
 #undef int
+#undef bool
 
 #include "puzzles/solutions.h"
 
@@ -162,6 +164,49 @@ TEST(Prove, WhatIsNotDecided) {
       << text(proof);
   const Proof late = prove(carried, {.seconds = 0});
   EXPECT_FALSE(late.proved() || late.refuted()) << text(late);
+}
+
+template <class Kernel>
+void carries(const Kernel& kernel, const char* name) {
+  const Proof proof = prove([&](Prover& p) {
+    const auto n = p.size("n", 1);
+    p.launch({1}, kernel, p.input<f32>("x", {32}), p.output<f32>("z", {1}), n);
+  });
+  EXPECT_FALSE(proof.proved()) << name << "\n" << text(proof);
+}
+#define CARRIES(Kernel) carries(wrong::Kernel{}, #Kernel)
+
+TEST(Prove, WhatALoopCarriesOnIsNotProved) {
+  CARRIES(LateIndex);
+  CARRIES(LatePointers);
+  CARRIES(LateMask);
+  CARRIES(LateIndices);
+  CARRIES(LateNumber);
+  CARRIES(LateStep);
+  CARRIES(NoIteration);
+  CARRIES(LateFlag);
+  CARRIES(EarlyEnd);
+  const auto values = [](Prover& p) {
+    const auto n = p.size("n", 1);
+    p.assume(n <= 32);
+    p.launch({1}, wrong::LateValues{}, p.input<f32>("x", {n + 31}), p.output<f32>("z", {1}), n);
+  };
+  EXPECT_FALSE(prove(values).proved());
+  const Proof number = prove([](Prover& p) {
+    const auto n = p.size("n", 1);
+    p.launch({1}, wrong::LateNumber{}, p.input<f32>("x", {32}), p.output<f32>("z", {1}), n);
+  });
+  EXPECT_NE(text(number).find("a variable that a loop changes is not the same after each of its iterations"),
+            std::string::npos)
+      << text(number);
+}
+
+TEST(Prove, WhatALoopLeavesAlikeIsProved) {
+  const Proof proof = prove([](Prover& p) {
+    const auto n = p.size("n", 1);
+    p.launch({1}, right::CarriesOn{}, p.input<f32>("x", {n, 32}), p.output<f32>("z", {33}), n);
+  });
+  EXPECT_TRUE(proof.proved()) << text(proof);
 }
 
 // ---- Other wrong kernels ----

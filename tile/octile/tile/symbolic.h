@@ -64,6 +64,9 @@ Lanes multiplied(const Result& result, int terms, const Lanes& a, const Lanes& b
 Lanes in_same_order(const std::array<int, 3>& to, const std::array<int, 3>& from, const Lanes& lanes);
 Lanes transposed(const Lanes& lanes);
 
+void assign(std::shared_ptr<const Lanes>& lanes, const std::shared_ptr<const Lanes>& next, const void* variable,
+            std::int64_t born);
+
 struct Place {  // of an access
   int tensor;
   std::array<int, 3> sides;
@@ -169,12 +172,20 @@ struct Symbolic {
   template <class T, class S>
   struct Storage {
     std::shared_ptr<const symbolic::Lanes> lanes;
+    s64 born = symbolic::birth();
+
+    Storage() = default;
+    Storage(const Storage& other) : lanes(other.lanes) {}
+    Storage& operator=(const Storage& other) {
+      symbolic::assign(lanes, other.lanes, this, born);
+      return *this;
+    }
   };
   template <class I>
   using Index = SymbolicIndex;
   using Overflow = SymbolicOverflow;
   struct Memory {
-    int tensor = 0;
+    SymbolicIndex tensor = 0;  // a variable, too: of a pointer that changes between tensors
   };
 
   template <class T, class S>
@@ -258,8 +269,13 @@ struct Symbolic {
     static const symbolic::LaunchFacts& here() { return symbolic::the_walk().launches.back(); }
     template <class P, class M>
     static symbolic::Place place(const P& p, const M& mask, Where where) {
-      return {p.tensor.memory.tensor,   symbolic::sides<typename P::Shape>(), symbolic::lanes_of(p.index),
-              symbolic::lanes_of(mask), !std::is_same_v<M, Everything>,       where};
+      const int tensor = static_cast<int>(static_cast<s64>(p.tensor.memory.tensor));
+      return {tensor,
+              symbolic::sides<typename P::Shape>(),
+              symbolic::lanes_of(p.index),
+              symbolic::lanes_of(mask),
+              !std::is_same_v<M, Everything>,
+              where};
     }
   };
 };

@@ -16,9 +16,17 @@ class SymbolicIndex {
   template <class N>
   requires std::is_integral_v<N>
   constexpr SymbolicIndex(N number) : number_(static_cast<s64>(number)) {}  // NOLINT
+  constexpr SymbolicIndex(const SymbolicIndex& other) : number_(other.number_), term_(other.term_) {}
+  constexpr SymbolicIndex& operator=(const SymbolicIndex& other) {
+    if (!std::is_constant_evaluated() && symbolic::older_than_a_loop(born_)) note(other);
+    number_ = other.number_;
+    term_ = other.term_;
+    return *this;
+  }
   explicit SymbolicIndex(const symbolic::Term& term);
 
   constexpr bool is_number() const { return term_ == nullptr; }
+  constexpr s64 constant() const { return number_; }  // if it is a number
   symbolic::Term term() const;
   explicit operator s64() const;  // throws if it is none
 
@@ -28,12 +36,20 @@ class SymbolicIndex {
   SymbolicIndex& operator*=(SymbolicIndex b) { return *this = *this * b; }
 
  private:
+  void note(const SymbolicIndex& next) const;  // that it is about to be assigned
+
   s64 number_ = 0;
   const symbolic::Term* term_ = nullptr;  // kept as long as the run
+  s64 born_ = symbolic::birth();
 };
 
 struct SymbolicOverflow {
   std::vector<symbolic::Checked> checked;
+  s64 born = symbolic::birth();
+
+  SymbolicOverflow() = default;
+  SymbolicOverflow(const SymbolicOverflow& other) : checked(other.checked) {}
+  SymbolicOverflow& operator=(const SymbolicOverflow& other);
 
   void merge(const SymbolicOverflow& other);
   template <class A>
@@ -75,6 +91,7 @@ class SymbolicInt {
   TILE_SYMBOLIC_ASSIGN(-)
   TILE_SYMBOLIC_ASSIGN(*)
   TILE_SYMBOLIC_ASSIGN(/)
+  TILE_SYMBOLIC_ASSIGN(%)
 #undef TILE_SYMBOLIC_ASSIGN
   SymbolicInt& operator++() { return *this += 1; }
   SymbolicInt& operator--() { return *this -= 1; }
@@ -83,6 +100,26 @@ class SymbolicInt {
     ++*this;
     return old;
   }
+  SymbolicInt operator--(int) {
+    const SymbolicInt old = *this;
+    --*this;
+    return old;
+  }
+};
+
+// What `bool` may be: a bool, whose changes in a loop are seen.
+class SymbolicBool {
+ public:
+  constexpr SymbolicBool() = default;
+  constexpr SymbolicBool(bool value) : value_(value ? 1 : 0) {}  // NOLINT
+  constexpr operator bool() const { return value_.constant() != 0; }
+
+  SymbolicBool& operator|=(bool b) { return *this = *this || b; }
+  SymbolicBool& operator&=(bool b) { return *this = *this && b; }
+  SymbolicBool& operator^=(bool b) { return *this = *this != b; }
+
+ private:
+  SymbolicIndex value_{};
 };
 
 template <class A>

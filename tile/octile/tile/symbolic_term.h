@@ -135,8 +135,11 @@ class Space {
   void atoms_of(const Formula& formula, std::vector<bool>& found) const;
 
   // Equal for terms that differ in the names of what programs own alone; `names` are those met so far.
-  std::string signature(const Term& term, std::map<int, std::string>& names) const;
-  std::string signature(const Formula& formula, std::map<int, std::string>& names) const;
+  // Functions of which nothing is known are told apart if `functions` has names for them.
+  std::string signature(const Term& term, std::map<int, std::string>& names,
+                        std::map<std::string, std::string>* functions = nullptr) const;
+  std::string signature(const Formula& formula, std::map<int, std::string>& names,
+                        std::map<std::string, std::string>* functions = nullptr) const;
 
  private:
   Term made(Atom atom);

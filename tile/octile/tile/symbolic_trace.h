@@ -4,9 +4,11 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "octile/tile/platform.h"
@@ -124,6 +126,11 @@ class Walk {
   void add(Event event);
   void enter(int number, const Term& first, const Term& last, const Term& step, int loop, bool pipeline);
   void leave();
+  // A variable that was made before a loop got another value in it: to be compared after the two passes.
+  std::int64_t birth() { return births_++; }
+  bool older_than_a_loop(std::int64_t born) const { return !states_.empty() && born < states_.back().start; }
+  void assigned(const void* variable, std::int64_t born, const Lanes& before, const Lanes& after);
+  bool carries = false;  // a loop whose second pass leaves other values than its first
   int next_loop() { return loop_count_++; }
   Term opaque(const std::array<int, 3>& sides, std::int64_t low, std::int64_t high);
   std::vector<Formula> conditions() const;  // that hold here
@@ -135,7 +142,22 @@ class Walk {
     Formula formula;
     std::size_t depth;
   };
+  // What the passes of a loop have assigned to variables that are older than it.
+  struct LoopState {
+    std::int64_t start = 0;
+    int opaques = 0;  // before the loop
+    Term iteration;   // of the first pass
+    Formula empty;    // there is no iteration
+    std::size_t pass = 0;
+    std::map<const void*, std::array<Lanes, 3>> variables = {};  // before the loop, and after each pass
+  };
+  bool settled(const LoopState& state, const Term& second_iteration) const;
+  bool begins_as_it_ends(const LoopState& state) const;
+  std::string signature(const LoopState& state, std::size_t after, int second_iteration) const;
+
   std::vector<Condition> here_;
+  std::vector<LoopState> states_;  // of `loops`
+  std::int64_t births_ = 1;
   std::map<int, Term> known_;
   std::deque<Term> kept_;
   std::size_t decided_ = 0;
@@ -144,6 +166,11 @@ class Walk {
 
 Walk* walk_under_way();
 Walk& the_walk();  // throws if there is none
+
+// When a variable was made, in a run.
+std::int64_t birth_now();
+constexpr std::int64_t birth() { return std::is_constant_evaluated() ? 0 : birth_now(); }
+bool older_than_a_loop(std::int64_t born);
 class Under {
  public:
   explicit Under(Walk* run);
