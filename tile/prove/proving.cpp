@@ -878,7 +878,7 @@ Proof Proving::proof() {
     reason = "a loop carries an index from one iteration to the next, in line " + std::to_string(*carried_.begin());
   }
   if (reason.empty() && carries_) {
-    reason = "a variable that a loop changes is not the same after each of its iterations";
+    reason = "a variable that a loop changes is not the same after each of its iterations, or after none";
   }
   if (reason.empty() && skipped_) {
     reason = "more than 64 ways through two iterations of its loops, by conditions on sizes";
