@@ -33,6 +33,8 @@ MISTAKES = {
     "t.load(x + j) & 1;": "the bit operators & | ^ take integers or masks.",
     "exp2(j);": "exp2() takes floats.",
     "t.load(x + t.load(x + j));": "an index is an integer.",
+    "auto p = x + t.load(n + j); p += 1;":
+        "+= would change the type of the pointers on its left; x + cast<s64>(index) starts wide ones.",
     "where(j, 1.0f, 2.0f);": "the first argument of where() is a mask.",
     "reshape(t.load(x + j), c<8>);": "reshape() keeps the number of elements.",
     "dot(t.load(x + i * 16 + j), t.load(x + i * 16 + j), t.full(c<8>, c<16>, 0.0f));":
