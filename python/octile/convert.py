@@ -480,10 +480,11 @@ def become(module, other):
     kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
     ours = ("_options", "_weight_cache", "_names", "_gate", "_kind")
     own = {name: value for name, value in module.__dict__.items() if name not in other.__dict__ and name not in ours}
-    if not experts.is_experts(module):
-        for kind in ("_parameters", "_buffers", "_modules"):  # that a user has registered
+    if is_linear(module) or isinstance(module, inference._Inference):
+        internal = {"weight", "bias", "packed_weight", *getattr(module, "_KEPT", ())}
+        for kind in ("_parameters", "_buffers", "_modules"):  # what a user has registered
             extra = module.__dict__[kind].items()
-            other.__dict__[kind] |= {n: v for n, v in extra if n not in ("weight", "bias", *other.__dict__[kind])}
+            other.__dict__[kind] |= {n: v for n, v in extra if n not in internal and n not in other.__dict__[kind]}
         other._non_persistent_buffers_set |= module._non_persistent_buffers_set & other._buffers.keys()
     module.__class__ = type(other)
     module.__dict__ = {**own, **other.__dict__, **kept}

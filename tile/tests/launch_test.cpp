@@ -78,7 +78,7 @@ std::vector<int> listed(const Range& range) {
 }
 
 TEST(Ranges, AreThoseOfPython) {
-  constexpr int kMost = 2147483647, kLeast = -kMost - 1;
+  constexpr int kMax = 2147483647, kMin = -kMax - 1;
   EXPECT_EQ(listed(range(3)), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(listed(range(2, 9, 3)), (std::vector<int>{2, 5, 8}));
   EXPECT_EQ(listed(range(2, 8, 3)), (std::vector<int>{2, 5}));
@@ -86,9 +86,9 @@ TEST(Ranges, AreThoseOfPython) {
   EXPECT_EQ(listed(range(-1)), std::vector<int>{});
   EXPECT_EQ(listed(range(5, 5)), std::vector<int>{});
   EXPECT_EQ(listed(range(0, 5, 0)), std::vector<int>{});
-  EXPECT_EQ(listed(range(0, kMost, 1 << 20)).size(), 2048u);
-  EXPECT_EQ(listed(range(kLeast, kMost, kMost)), (std::vector<int>{kLeast, -1, kMost - 1}));
-  EXPECT_EQ(listed(range(kMost, kLeast, kLeast)), (std::vector<int>{kMost, -1}));
+  EXPECT_EQ(listed(range(0, kMax, 1 << 20)).size(), 2048u);
+  EXPECT_EQ(listed(range(kMin, kMax, kMax)), (std::vector<int>{kMin, -1, kMax - 1}));
+  EXPECT_EQ(listed(range(kMax, kMin, kMin)), (std::vector<int>{kMax, -1}));
 }
 
 // ---- Program indices ----
