@@ -52,6 +52,12 @@ __device__ inline void find_share(const Experts& experts, int row_tiles, ExpertS
   __syncthreads();
 }
 
+// The row of a of a token, of a form F with or without experts.
+template <class F, class Arguments>
+__device__ int row_of(const Arguments& p, int token) {
+  return F::experts ? p.experts.row_of_a(p.first_token + token) : token;
+}
+
 __device__ inline void move_to_tokens(TokenRows& y, const ExpertShare& share) {
   const std::int64_t at = share.first_token * y.pitch * (y.type == DType::f32 ? 4 : 2);
   y.y = static_cast<std::uint8_t*>(y.y) + at;

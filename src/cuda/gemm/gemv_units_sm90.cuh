@@ -133,6 +133,13 @@ __device__ inline void read_if(bool predicate, std::uint16_t& v, const void* fro
                : "l"(from), "r"(static_cast<int>(predicate)));
 }
 
+// ---- Tokens.
+
+// A lane's in a block of eight; beyond the last one, that one.
+__device__ inline int token_of_lane(int block, int tokens) {
+  return min(block * 8 + static_cast<int>(threadIdx.x) % 32 / 4, tokens - 1);
+}
+
 // ---- A lane's part of a unit.
 
 // small_groups: a scale may be for 32 columns; else it is for 128 or more.

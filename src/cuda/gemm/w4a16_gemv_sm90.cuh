@@ -117,12 +117,7 @@ struct TokenTerms {
   int row = 0;  // of a; of an expert's token
 
   __device__ explicit TokenTerms(const Arguments& p) {
-    if constexpr (F::experts) row = p.experts.row_of_a(p.first_token + token(p, 0));
-  }
-
-  // A lane's in a block of eight.
-  __device__ static int token(const Arguments& p, int block) {
-    return min(block * 8 + static_cast<int>(threadIdx.x) % 32 / 4, p.tokens - 1);
+    if constexpr (F::experts) row = row_of<F>(p, token_of_lane(0, p.tokens));
   }
 
   // Not yet permuted.
@@ -131,7 +126,7 @@ struct TokenTerms {
     const int first = unit * kUnitTerms + Unit::first_term(0, lane % 4);
 #pragma unroll
     for (int t = 0; t < F::token_blocks; ++t) {
-      const std::int64_t from_row = F::experts ? row : token(p, t);
+      const std::int64_t from_row = F::experts ? row : token_of_lane(t, p.tokens);
       const uint4* const from = p.x + (from_row * p.x_pitch + first / 8);
 #pragma unroll
       for (int block = 0; block < kUnitBlocks; ++block) {

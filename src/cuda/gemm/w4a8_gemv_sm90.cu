@@ -27,7 +27,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
   const std::int64_t sms = properties(problem.device).sms;
   const std::int64_t blocks = std::min(tiles, sms * ceil_div(tiles, sms * F::max_tiles));
-  Launched<F> launched(problem, o, static_cast<int>(ceil_div(tiles, blocks)));
+  KernelLaunch<F> launched(problem, o, static_cast<int>(ceil_div(tiles, blocks)));
   Arguments& p = launched.arguments;
   p.tokens = static_cast<int>(o.a.rows());
   p.tiles = static_cast<int>(tiles / blocks);

@@ -78,12 +78,6 @@ struct Form {
   static constexpr int max_tiles = std::min(64, 128 / token_blocks);
 };
 
-// The row of a of a token.
-template <class F>
-__device__ int row_of(const Arguments& p, int token) {
-  return F::experts ? p.experts.row_of_a(p.first_token + token) : token;
-}
-
 // ---- Products.
 
 // A lane's columns of a unit of all tokens.
@@ -95,12 +89,7 @@ struct TokenTerms {
   int row = 0;  // of a; of an expert's token
 
   __device__ explicit TokenTerms(const Arguments& p) {
-    if constexpr (F::experts) row = row_of<F>(p, token(p, 0));
-  }
-
-  // A lane's in a block of eight.
-  __device__ static int token(const Arguments& p, int block) {
-    return min(block * 8 + static_cast<int>(threadIdx.x) % 32 / 4, p.tokens - 1);
+    if constexpr (F::experts) row = row_of<F>(p, token_of_lane(0, p.tokens));
   }
 
   // Not yet permuted.
@@ -109,7 +98,7 @@ struct TokenTerms {
     const int first = unit * kUnitTerms + Unit::first_term(0, lane % 4);
 #pragma unroll
     for (int t = 0; t < F::token_blocks; ++t) {
-      const std::int8_t* const from = p.x + (F::experts ? row : token(p, t)) * p.x_pitch + first;
+      const std::int8_t* const from = p.x + (F::experts ? row : token_of_lane(t, p.tokens)) * p.x_pitch + first;
 #pragma unroll
       for (int block = 0; block < kUnitBlocks; ++block) {
         const bool inside = first + block * kNext < p.weight.terms;
@@ -428,11 +417,11 @@ int warps(int units) {
 
 // All but what depends on the number of tokens; `most` tiles at once.
 template <class F>
-struct Launched {
+struct KernelLaunch {
   Arguments arguments;
   unsigned threads, shared_bytes;
 
-  Launched(const GemmProblem& problem, const GemmOperands& o, int most) {
+  KernelLaunch(const GemmProblem& problem, const GemmOperands& o, int most) {
     Arguments& p = arguments;
     p.weight = nibble_weight(problem, o);
     p.x = static_cast<const std::int8_t*>(o.a.data);

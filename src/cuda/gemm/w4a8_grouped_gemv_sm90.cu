@@ -30,7 +30,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const int units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
   const ExpertGrid grid = expert_grid(problem, o.y.rows(), F::max_warps / warps<F>(units));
   const int room = static_cast<int>(std::min<std::int64_t>(grid.most, F::max_tiles));
-  Launched<F> launched(problem, o, room);
+  KernelLaunch<F> launched(problem, o, room);
   Arguments& p = launched.arguments;
   p.bias.type = o.bias.dtype;
   p.experts = experts_of(problem, o);
