@@ -196,6 +196,7 @@ QuantizedX quantize(const GroupedLinearImpl& impl, const GroupedLinearArgs& args
   QuantizeOperands o{.x = args.x, .q = on(d.device, matrix(q, m, d.k, impl.xq_pitch))};
   o.scale = {memory + impl.x_scale_at, 1, 0, d.k};
   o.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k, true};  // only read
+  o.next_reads_early = d.device.type == DeviceType::cuda && impl.product.kernel->reads_b_early;
   if (m > 0) launch(impl, impl.quantize, o, memory, stream);
   return {o.q, on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, 1))};
 }
@@ -252,6 +253,7 @@ void run_on_gpu(const GroupedLinearImpl& impl, const GroupedLinearArgs& args, st
       const QuantizedX x = quantize(impl, args, memory, stream);
       o.a = x.x;
       o.a_scale = x.x_scale;
+      o.only_a_pending = impl.product.kernel->reads_b_early;
     }
     launch(impl, impl.product, o, memory, stream);
   }

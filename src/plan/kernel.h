@@ -122,6 +122,8 @@ struct QuantizeOperands {
   // grouped_gradient_quantize: (experts + 1), s32; and elements from an expert's multiplier to the next one's.
   ConstTensor offsets = {};
   std::int64_t multiplier_stride = 0;
+  // The next launch has only_a_pending and must not start before all that is before this one has ended.
+  bool next_reads_early = false;
 };
 
 // Whether a row of an s8 operand, or a column, is contiguous.
@@ -217,6 +219,9 @@ struct GemmOperands {
   ConstTensor bias = {};        // (n), dtype of y; of a grouped_gemm any float type's
   Tensor y = {};
   ExpertOperands experts = {};
+  // Of what the kernel reads, a and a_scale alone come from the launch before this one, which waits for all before it
+  // and only then lets this one start.
+  bool only_a_pending = false;
 };
 
 struct Launch {
@@ -251,6 +256,8 @@ struct Kernel {
   bool (*aligned)(const Problem&, const Operands&) = nullptr;
   // How far a product may lie from the exact value.
   Bound bound = Bound::exact;
+  // A product that reads b before it waits for the launch before it, where only_a_pending allows that.
+  bool reads_b_early = false;
 };
 
 using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;

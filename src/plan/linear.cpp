@@ -283,6 +283,7 @@ void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream)
     bound.quantize.q = on(d.device, matrix(reinterpret_cast<std::int8_t*>(memory + impl.xq_at), m, d.k, impl.xq_pitch));
     bound.quantize.scale = {memory + impl.x_scale_at, per_row ? 1 : 0, 0, d.k};
     bound.quantize.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k, true};  // only read
+    bound.quantize.next_reads_early = bound.gemm.only_a_pending = impl.product.of(m).kernel->reads_b_early;
     launch(impl, impl.quantize, bound.quantize, memory, stream);
     bound.gemm.a = bound.quantize.q;
     bound.gemm.a_scale = on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0));

@@ -95,6 +95,13 @@ class SideStream {
 // The bits of Y, f16.
 using Bits = std::vector<std::uint16_t>;
 
+bool in_groups(const LinearDescription& d) { return d.weight.granularity == Granularity::group; }
+
+// Scales of a row of the weight.
+std::int64_t groups_of(const LinearDescription& d) {
+  return in_groups(d) && d.weight.group > 0 ? d.k / d.weight.group : 1;
+}
+
 // Inputs of a layer with f16 activations: weights, bias and X.
 struct Values {
   std::vector<std::uint16_t> x, bias;
@@ -106,9 +113,10 @@ struct Values {
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> integer(-128, 127);
     for (std::int64_t i = 0; i < d.m * d.k; ++i) x.push_back(Half(normal(random)).bits);
-    for (std::int64_t i = 0; i < d.n * d.k; ++i) weight.push_back(static_cast<std::int8_t>(integer(random)));
-    for (std::int64_t i = 0; i < d.n; ++i) {
-      bias.push_back(Half(normal(random)).bits);
+    const std::int64_t weight_bytes = d.n * d.k * bits(d.weight.type) / 8;
+    for (std::int64_t i = 0; i < weight_bytes; ++i) weight.push_back(static_cast<std::int8_t>(integer(random)));
+    for (std::int64_t i = 0; i < d.n; ++i) bias.push_back(Half(normal(random)).bits);
+    for (std::int64_t i = 0; i < d.n * groups_of(d); ++i) {
       weight_scale.push_back(0.001f + 0.0001f * static_cast<float>(integer(random) & 31));
     }
   }
@@ -123,8 +131,12 @@ LinearArgs arguments(const LinearDescription& d, const Pointers& p, std::int64_t
   const bool out_in = d.weight_layout == WeightLayout::out_in;
   LinearArgs args;
   args.x = on(d.device, matrix(static_cast<const Half*>(p.x), rows, d.k));
-  args.weight = on(d.device, matrix(static_cast<const std::int8_t*>(p.weight), out_in ? d.n : d.k, out_in ? d.k : d.n));
-  args.weight_scale = on(d.device, vector(static_cast<const float*>(p.weight_scale), d.n));
+  const std::int64_t rows_of_weight = out_in ? d.n : d.k, cols_of_weight = out_in ? d.k : d.n;
+  args.weight = on(d.device, d.weight.type == DType::s4
+                                 ? matrix_s4(static_cast<const std::uint8_t*>(p.weight), rows_of_weight, cols_of_weight)
+                                 : matrix(static_cast<const std::int8_t*>(p.weight), rows_of_weight, cols_of_weight));
+  const auto* const scale = static_cast<const float*>(p.weight_scale);
+  args.weight_scale = on(d.device, in_groups(d) ? matrix(scale, d.n, groups_of(d)) : vector(scale, d.n));
   if (d.bias) args.bias = on(d.device, vector(static_cast<const Half*>(p.bias), d.n));
   args.y = on(d.device, matrix(static_cast<Half*>(p.y), rows, d.n));
   return args;
@@ -171,7 +183,7 @@ LinearDescription layer(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 // One layer per path of a plan: few rows, small and large tiles, both weight layouts, odd sizes, static scales, one
-// scale for the tensor, an empty contraction.
+// scale for the tensor, an empty contraction, weights of 4 bits.
 std::vector<LinearDescription> layers() {
   std::vector<LinearDescription> all;
   for (const std::int64_t m : {1, 16, 70, 300}) all.push_back(layer(m, 264, 512));
@@ -185,6 +197,10 @@ std::vector<LinearDescription> layers() {
   all.push_back(layer(64, 128, 256));
   all.back().activation = Activation::dynamic_per_tensor;
   all.back().bias = false;
+  for (const std::int64_t m : {2, 9, 70}) {
+    all.push_back(layer(m, 2112, 1024));
+    all.back().weight = WeightFormat::s4_group;
+  }
   return all;
 }
 
@@ -260,6 +276,37 @@ TEST_F(Cuda, RunsOnOneStreamShareAWorkspace) {
     }
     stream.wait();
     for (unsigned i = 0; i < kRuns; ++i) EXPECT_EQ(tensors[i].y.values(), expected[i]) << "run " << i;
+  }
+}
+
+// A run reads all that the stream wrote before it, although its kernels start before that has ended.
+TEST_F(Cuda, ARunSeesWhatWasWrittenJustBefore) {
+  for (const LinearDescription& d : layers()) {
+    const LinearPlan plan = LinearPlan::select(d);
+    SCOPED_TRACE(plan.explain());
+    const SideStream stream;
+    const std::array<Values, 2> values = {Values(d, 5), Values(d, 6)};
+    const std::array<Bits, 2> expected = {on_cpu(d, values[0]), on_cpu(d, values[1])};
+    const std::array<Tensors, 2> written = {Tensors(d, values[0], 0), Tensors(d, values[1], 0)};
+    Tensors read(d, values[0], plan.workspace_size());
+    const auto copy = [&](const auto& to, const auto& from) {
+      expect(cudaMemcpyAsync(to.data(), from.data(), from.size() * sizeof(*from.data()), cudaMemcpyDeviceToDevice,
+                             stream.get()));
+    };
+    constexpr std::size_t kRuns = 40;
+    std::vector<OnGpu<std::uint16_t>> results;
+    for (std::size_t i = 0; i < kRuns; ++i) results.emplace_back(read.y.size());
+    for (std::size_t i = 0; i < kRuns; ++i) {
+      const Tensors& from = written[i % 2];
+      copy(read.x, from.x);
+      copy(read.bias, from.bias);
+      copy(read.weight, from.weight);
+      copy(read.weight_scale, from.weight_scale);
+      plan.run(read.args(), read.workspace(), stream);
+      copy(results[i], read.y);
+    }
+    stream.wait();
+    for (std::size_t i = 0; i < kRuns; ++i) EXPECT_EQ(results[i].values(), expected[i % 2]) << "run " << i;
   }
 }
 
@@ -645,42 +692,22 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
 TEST_F(Cuda, ByteWeightsInGroupsAreTheCpus) {
   for (const std::int64_t group : {0, 32, 64, 128}) {
     for (const Activation activation : {Activation::dynamic_per_token, Activation::none}) {
-      LinearDescription d{.m = 67, .n = 131, .k = group == 0 ? 259 : 384, .x = DType::f16, .y = DType::f16};
-      d.bias = true;
-      const Values values(d, 11);
+      LinearDescription d = layer(67, 131, group == 0 ? 259 : 384);
       d.activation = activation;
       d.weight = {DType::s8, Granularity::group, group};
-      const std::int64_t groups = group == 0 ? 1 : d.k / group;
-      std::vector<float> scale;
-      for (std::int64_t i = 0; i < d.n * groups; ++i) scale.push_back(0.001f * static_cast<float>(1 + i % 23));
-      const auto run = [&](Device device, const Pointers& p, const float* weight_scale) {
-        d.device = device;
-        const LinearPlan plan = LinearPlan::select(d);
-        LinearArgs args = arguments(d, p, d.m);
-        args.weight_scale = on(device, matrix(weight_scale, d.n, groups));
-        if (device.type == DeviceType::cpu) {
-          std::vector<std::byte> memory(plan.workspace_size());
-          plan.run(args, {memory.data(), memory.size()});
-        } else {
-          const OnGpu<std::byte> memory(plan.workspace_size());
-          plan.run(args, {memory.data(), memory.size()});
-          expect(cudaDeviceSynchronize());
-        }
-      };
-      Bits on_cpu(static_cast<std::size_t>(d.m * d.n));
-      run(Device::cpu(), {values.x.data(), values.weight.data(), nullptr, values.bias.data(), on_cpu.data()},
-          scale.data());
-      const Tensors tensors(d, values, 0);
-      const OnGpu<float> scale_on_gpu(scale);
-      run(kGpu, {tensors.x.data(), tensors.weight.data(), nullptr, tensors.bias.data(), tensors.y.data()},
-          scale_on_gpu.data());
+      const Values values(d, 11);
+      const LinearPlan plan = LinearPlan::select(d);
+      const Tensors tensors(d, values, plan.workspace_size());
+      plan.run(tensors.args(), tensors.workspace());
+      expect(cudaDeviceSynchronize());
       const Bits y = tensors.y.values();
+      const Bits expected_bits = on_cpu(d, values);
       if (activation != Activation::none) {
-        EXPECT_TRUE(y == on_cpu) << "group " << group;
+        EXPECT_TRUE(y == expected_bits) << "group " << group;
         continue;
       }
       for (std::size_t i = 0; i < y.size(); ++i) {
-        const float expected = Half::to_float(on_cpu[i]);
+        const float expected = Half::to_float(expected_bits[i]);
         EXPECT_NEAR(Half::to_float(y[i]), expected, 0.01 + 0x1p-9 * std::abs(expected)) << "group " << group;
       }
     }

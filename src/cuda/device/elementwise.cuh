@@ -244,8 +244,8 @@ inline constexpr std::int64_t kMaxDown = 65535;  // blocks of a grid along y
 template <class Op>
 __global__ void __launch_bounds__(kWalkThreads) walk_elements(std::int64_t rows, std::int64_t cols, Op op) {
   constexpr int n = Op::kElements;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   const std::int64_t block_col = std::int64_t{blockIdx.x} * blockDim.x * n;
   const std::int64_t first_row = std::int64_t{blockIdx.y} * blockDim.y * Op::kBatch + threadIdx.y;
   const std::int64_t step = std::int64_t{gridDim.y} * blockDim.y * Op::kBatch;

@@ -36,6 +36,7 @@ struct RowsArguments {
   std::int64_t scale_stride;
   const float* factors;  // of the columns
   std::uint64_t seed;
+  bool next_reads_early;  // QuantizeOperands
 };
 
 // Of elements index .. index + n - 1, in [0, 1): index is a multiple of n.
@@ -77,8 +78,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quant
   const int width = static_cast<int>(blockDim.x);
   std::int64_t r = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 
-  let_next_start();
+  if (!a.next_reads_early) let_next_start();
   wait_for_previous();
+  let_next_start();
   if constexpr (Kind::factors) {
     for (int i = static_cast<int>(threadIdx.y) * width + lane; i < a.vectors * (n / 4); i += width * blockDim.y) {
       factors[i % (n / 4) * a.vectors + i / (n / 4)] = __ldcg(reinterpret_cast<const float4*>(a.factors) + i);

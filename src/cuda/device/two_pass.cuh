@@ -310,8 +310,8 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) two_pass_kern
   Place place(tiling, begin);
   Spot<T> spot = block.spot_at(place);
 
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   for (int b = 0; b < kBatches; ++b) block.fetch(spot, b, true);
   std::uint32_t* const largest = kGradient ? a.row_max : a.column_max;
   const std::int64_t maxima = (kGradient ? std::int64_t{a.m.rows} : 0) + a.m.cols;

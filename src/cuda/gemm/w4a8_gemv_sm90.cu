@@ -105,6 +105,7 @@ extern constinit const GemmKernel w4a8_gemv_sm90 = {
     .prepare = load,
     .detail = detail,
     .aligned = units_aligned,
+    .reads_b_early = true,
 };
 
 }  // namespace octile::cuda

@@ -7,7 +7,8 @@
 // unit of all tokens in registers, as mma fragments, while that unit of tile after tile streams from global memory into
 // registers, a few tiles ahead. The sums of a group within a unit, exact in s32 in any order, go to shared memory. From
 // there warps add them up in the order of the groups, as many units and tiles at a time, a phase, as there is room for;
-// phases take turns with two buffers, so that one barrier each is enough.
+// phases take turns with two buffers, so that one barrier each is enough. Behind a quantizer the first units are on
+// their way before it has ended.
 //
 // Without zero points the bytes are 16 q. A sum of 128 products then is below 2^22 and starts at the bits of the float
 // 1.5 * 2^23, so that one exact fma makes the float that f32 of the group's sum is.
@@ -40,6 +41,7 @@ struct Arguments {
   const std::int8_t* x = nullptr;
   std::int64_t x_pitch = 0;
   RowScale<float> x_scale;
+  bool only_x_pending = false;  // GemmOperands::only_a_pending
   int tokens = 0;
   int units = 0;
   int rounds = 0;      // each warp takes one unit in a round
@@ -322,6 +324,7 @@ __device__ void multiply_tiles(const ReadArguments& arguments, std::uint8_t* sha
   UnitReader<typename F::Unit> reader(p.weight, p.places, first, count, {0, unit});
 #pragma unroll
   for (int i = 0; i < F::ahead; ++i) reader.read(p.weight, p.places, i < left, ring[i]);
+  wait_for_previous();
   TokenTerms<F> x(p);
   x.read(p, unit);
   for (int i = thread; i < count * kTileRows; i += threads) {
@@ -364,7 +367,7 @@ __global__ void __launch_bounds__(F::max_warps * 32, 1) w4a8_gemv_kernel(const _
   const int first = p.tiles * block + min(block, p.more_tiles);
   const int count = p.tiles + (block < p.more_tiles ? 1 : 0);
   let_next_start();
-  wait_for_previous();
+  if (!p.only_x_pending) wait_for_previous();
   multiply_tiles<F>([&]() -> const Arguments& { return p; }, shared, first, count);
 }
 
@@ -374,7 +377,7 @@ __global__ void __launch_bounds__(F::max_warps * 32, 1)
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ ExpertShare share;  // so that nothing of it occupies registers in the main loop
   let_next_start();
-  wait_for_previous();
+  if (!all.only_x_pending) wait_for_previous();
   find_share(all.experts, all.row_tiles, share);
   const auto arguments = [&] {
     asm volatile("" ::: "memory");
@@ -427,6 +430,7 @@ struct KernelLaunch {
     p.x = static_cast<const std::int8_t*>(o.a.data);
     p.x_pitch = o.a.strides[0];
     p.x_scale = row_scale<float>(o.a_scale);
+    p.only_x_pending = o.only_a_pending;
     p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
     p.rounds = ceil_div(p.units, F::max_warps);
     const int warps = w4a8_gemv::warps<F>(p.units);

@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kMaxThreads) quantize_runs(RunsArguments<T> a)
   const auto column = [&](int k) { return (k * width + lane) * n; };
   const bool symmetric = a.rules.symmetric;
 
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   Vector<T> v[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kTileThreads)
     quantize_tiles(Levels<T> levels, std::int64_t rows, IntegerRows q, IntegerRows q_transposed) {
   constexpr int n = kVectorSize<T>;
   __shared__ std::uint8_t tile[kTile][kTilePitch];
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   const auto tiles_down = static_cast<unsigned>(ceil_div(rows, kTile));
   const std::int64_t r0 = std::int64_t{blockIdx.x % tiles_down} * kTile;
   const std::int64_t c0 = std::int64_t{blockIdx.x / tiles_down} * kTile;
@@ -246,6 +246,7 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
     return false;
   }
   RowsArguments<T> a = {};
+  a.next_reads_early = o.next_reads_early;
   a.x = x.data;
   a.x_stride = x.stride;
   a.out = q.data;

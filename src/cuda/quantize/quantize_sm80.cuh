@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kUnalignedThreads)
   const int thread = static_cast<int>(threadIdx.x);
   const int width = static_cast<int>(blockDim.x);
   const PlainRules rules = a.rules;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   const T* const row = a.x.x.at(r, 0);
   const auto shift = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(row) % 16);
   const T* const base = row - shift / sizeof(T);

@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(kBandThreads, scope == Scope::column ? 2 : 3)
   const auto for_each = [&](const auto& visit) { walk.for_each(a, visit); };
 
   cluster.barrier_arrive();
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   for_each([&](const Item<T>& item) { copy_async(item.shared, item.x); });
   if constexpr (scope == Scope::known) {
     if (thread == 0) scales[0] = {known[0], known[1], known[2]};
@@ -353,8 +353,8 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     plain_bytes(v, g, a.rules).store(to + turn * (step * n));
   };
 
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   Magnitude<T> magnitude;
   int turn = 0;
   for (; turn + 2 * kAhead <= stashed; turn += 2 * kAhead) {

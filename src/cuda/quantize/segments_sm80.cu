@@ -62,8 +62,8 @@ __device__ void measure_run(const Input<T>& x, std::int64_t r, std::int64_t c, s
 template <class T>
 __global__ void __launch_bounds__(kThreads) measure_runs(Input<T> x, Cut cut, int width, Rules<RealOf<T>> rules,
                                                          SegmentScales<RealOf<T>> given, ScaleOutputs<RealOf<T>> out) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   __shared__ Extremes<RealOf<T>> scratch[kWarps];
   const int per_block = kThreads / width;
   const std::int64_t segment = std::int64_t{blockIdx.x} * per_block + threadIdx.x / width;
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kThreads) measure_runs(Input<T> x, Cut cut, in
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     measure_tensor(Input<T> x, std::int64_t rows, std::int64_t cols, bool symmetric, Extremes<RealOf<T>>* parts) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   __shared__ Extremes<RealOf<T>> scratch[kWarps];
   const std::int64_t per_row = ceil_div(cols, kChunk);
   Extremes<RealOf<T>> e;
@@ -104,8 +104,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     measure_columns(Input<T> x, std::int64_t rows, std::int64_t cols, bool symmetric, Extremes<RealOf<T>>* parts) {
   using Real = RealOf<T>;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   __shared__ Extremes<Real> scratch[kWarps][32];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -136,8 +136,8 @@ template <class Real>
 __global__ void __launch_bounds__(kThreads)
     resolve_parts(const Extremes<Real>* partial, int parts, std::int64_t segments, Rules<Real> rules,
                   SegmentScales<Real> given, ScaleOutputs<Real> out) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   __shared__ Extremes<Real> scratch[kWarps];
   Extremes<Real> e;
   std::int64_t segment = 0;
