@@ -1,8 +1,10 @@
 """Writes checkpoints in the layouts of compressed-tensors; checkpoint.py has them, and reads them."""
 
+import contextlib
 import json
 import pathlib
 import re
+import tempfile
 import warnings
 
 import torch
@@ -76,24 +78,21 @@ def save_checkpoint(model, folder, *, force=False):
             f"Transformers nor vLLM: {'; '.join(beyond)}",
             stacklevel=2,
         )
+    texts = {"config.json": json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"}
+    texts |= _generation_config(model)
     folder.mkdir(parents=True, exist_ok=True)
-    index, generation = folder / "model.safetensors.index.json", _generation_config(model)
-    written = [folder / "model.safetensors", folder / "config.json", index]
-    written += [folder / "generation_config.json"] if generation is not None else []
+    index = folder / "model.safetensors.index.json"
     stale = [path for path in folder.glob("model-*.safetensors") if re.fullmatch(r"model-\d{5}-of-\d{5}", path.stem)]
-    written += stale
-    for path in written:
+    for path in (folder / "model.safetensors", *(folder / name for name in texts), index, *stale):
         if path.exists() and not force:
             raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
-    text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
-    with replacing(folder / "config.json") as temporary:
-        temporary.write_text(text, encoding="utf-8")
-        with replacing(folder / "model.safetensors") as file:
-            save_safetensors({names[name]: t for name, t in tensors.items()}, file, {"format": "pt"})
-            for path in (index, *stale):  # of a model in several files: they would be read before ours, or with it
-                path.unlink(missing_ok=True)
-            if generation is not None:
-                generation.save_pretrained(folder)
+    with contextlib.ExitStack() as files:  # all are whole before the first takes its place
+        for name, text in texts.items():
+            files.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
+        file = files.enter_context(replacing(folder / "model.safetensors"))
+        save_safetensors({names[name]: t for name, t in tensors.items()}, file, {"format": "pt"})
+    for path in (index, *stale):  # of a model in several files: they would be read before ours, or with it
+        path.unlink(missing_ok=True)
 
 
 def _model_config(model):
@@ -110,7 +109,13 @@ def _model_config(model):
 
 
 def _generation_config(model):
-    return model.generation_config if hasattr(model, "can_generate") and model.can_generate() else None
+    """{"generation_config.json": its text} of a model of Transformers that generates. Raises ValueError as its own
+    save_pretrained() does where values contradict each other."""
+    if not (hasattr(model, "can_generate") and model.can_generate()) or model.generation_config is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        model.generation_config.save_pretrained(folder)
+        return {path.name: path.read_text(encoding="utf-8") for path in pathlib.Path(folder).iterdir()}
 
 
 def _kind(layer, per_channel):

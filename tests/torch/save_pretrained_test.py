@@ -140,6 +140,16 @@ def test_files_of_the_model_before(tmp_path):
     assert {path.name for path in tmp_path.glob("*.safetensors")} == {"model.safetensors", "model-card.safetensors"}
 
 
+def test_an_error_leaves_the_files_of_the_model_before(tmp_path):
+    llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model = the_base(llama())
+    model.generation_config.temperature = 0.5  # without do_sample, which Transformers does not write
+    with pytest.raises(ValueError, match="temperature"):
+        model.save_pretrained(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_what_is_refused(tmp_path):
     model = the_base(llama())
     for arguments, keywords, says in (
