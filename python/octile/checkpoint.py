@@ -10,6 +10,7 @@ Weights of few bits are read from both; save_checkpoint() packs them.
 import pathlib
 
 import torch
+from torch import nn
 
 from . import _reader, awq_gptq, experts, quantizer
 from ._reader import printable
@@ -32,8 +33,8 @@ def load_checkpoint_(model, folder):
 
     The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
     W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all
-    other tensors are loaded as load_state_dict() does. Names are those of the modules, or those that Transformers gives
-    such a model in files. The model may be on the meta device.
+    other tensors are loaded as load_state_dict() does, into the types that the model has. Names are those of the modules, or
+    those that Transformers gives such a model in files. The model may be on the meta device; it is on the CPU then.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
     the wrong type or shape, and where the names of checkpoint and model differ.
@@ -76,16 +77,24 @@ def load_checkpoint_(model, folder):
         if device.type != "meta":
             layer.to(device)
         become(module, layer.train(module.training))
-    meta = any(p.is_meta for p in model.parameters())
-    own = model.state_dict(keep_vars=True)
-    loaded_as = {id(own[name]): name for name in tensors}
-    model.load_state_dict(tensors, strict=False, assign=meta)
-    for name, t in own.items() if meta else ():  # a parameter that several modules share is in the file once
-        if name not in tensors and t.is_meta:
-            module, _, last = name.rpartition(".")
-            parent, _, first = loaded_as[id(t)].rpartition(".")
-            model.get_submodule(module)._parameters[last] = model.get_submodule(parent)._parameters[first]
+    _give_memory(model)
+    model.load_state_dict(tensors, strict=False)
     return model
+
+
+def _give_memory(model):
+    """Puts what the model has on the meta device on the CPU. What modules share stays shared."""
+    made = {}
+    with torch.inference_mode(False):
+        for module in model.modules():
+            for held in (module._parameters, module._buffers):
+                for name, t in held.items():
+                    if t is None or not t.is_meta:
+                        continue
+                    if id(t) not in made:
+                        new = torch.empty_like(t, device="cpu")
+                        made[id(t)] = t, nn.Parameter(new, t.requires_grad) if isinstance(t, nn.Parameter) else new
+                    held[name] = made[id(t)][1]
 
 
 def layer_to_fill(where, module, checked, layer):

@@ -314,6 +314,37 @@ def test_shards(tmp_path):
         load_checkpoint_(Model(), tmp_path)
 
 
+class Tables(nn.Module):
+    """No parameter but those of a linear layer, and a buffer that two modules share."""
+
+    def __init__(self, values=0.0, device=None):
+        super().__init__()
+        self.linear, self.inner = nn.Linear(64, 32, device=device), nn.Module()
+        self.register_buffer("table", torch.full((5,), values, device=device))
+        self.inner.register_buffer("table", self.table)
+        self.register_buffer("own", torch.full((3,), values, device=device))
+
+
+def test_buffers_of_a_model_on_the_meta_device(tmp_path):
+    model = Tables(7.0)
+    quantize_(model, W8A8Dynamic())
+    save_checkpoint(model, tmp_path)
+    other = load_checkpoint_(Tables(device="meta"), tmp_path)
+    assert torch.equal(other.own, model.own) and torch.equal(other.table, model.table)
+    assert other.inner.table is other.table
+
+
+def test_types_of_a_model_on_the_meta_device(tmp_path):
+    """They are the model's, as elsewhere."""
+    model = converted("dynamic")
+    save_checkpoint(model, tmp_path)
+    models = [load_checkpoint_(Model(target).bfloat16(), tmp_path) for target in ("cpu", "meta")]
+    first, second = (
+        {name: (t.dtype, t.requires_grad) for name, t in m.state_dict(keep_vars=True).items()} for m in models
+    )
+    assert first == second and first["embed.weight"] == (torch.bfloat16, True)
+
+
 def test_buffers_that_the_model_makes_itself(tmp_path):
     """Files of older programs hold them."""
     save_checkpoint(converted("dynamic"), tmp_path)
