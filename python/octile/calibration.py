@@ -190,7 +190,8 @@ class Calibration:
         """Writes a safetensors file, which load() and `octile quantize --calibration` read; samples are not in it.
 
         Layers that have seen no row are left out. Only a regular file is replaced, and keeps its permissions. Raises
-        ValueError where check() does, and for nothing to write; OSError for a device, a pipe or a link to nothing.
+        ValueError where check() does, and for nothing to write; OSError for a device, a pipe or a link to nothing, and
+        where it cannot be written.
         """
         self.check()
         tensors = {}
@@ -280,12 +281,15 @@ def read_safetensors(path):
 
 
 def save_safetensors(tensors, path, metadata=None):
-    """Writes tensors by name into a file that is there, which keeps its mode."""
-    _safetensors()
+    """Writes tensors by name into a file that is there, which keeps its mode. Raises OSError where it cannot."""
+    safetensors = _safetensors()
     from safetensors.torch import save_file
 
     mode = path.stat().st_mode
-    save_file(tensors, path, metadata)
+    try:
+        save_file(tensors, path, metadata)
+    except safetensors.SafetensorError as error:  # of a full disk, say
+        raise OSError(f"octile: cannot write {path}: {error}") from None
     path.chmod(mode)  # it made a new file, its owner's alone
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 import sys
 
@@ -306,6 +307,20 @@ def test_only_regular_files_are_replaced(tmp_path):
     assert Calibration.load(private)["a"].rows == 3
     calibration.save(tmp_path / ("n" * 255))
     assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_a_full_disk(tmp_path):
+    """As far as this process can tell."""
+    path = tmp_path / "c"
+    Calibration({"a": InputStatistics(torch.ones(4), 3)}).save(path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=rf"octile: cannot write {tmp_path}/\.c\.\w+: .*File too large"):
+            Calibration({"a": InputStatistics(torch.ones(100_000), 3)}).save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_without_safetensors(tmp_path, monkeypatch):
