@@ -53,10 +53,12 @@ def save_checkpoint(model, folder, *, force=False):
         raise ValueError("octile: the model is one layer, for which a file has no name: put it into a module")
     tensors, seen, memory = {}, set(), set()
     for name, t in model.state_dict(keep_vars=True).items():
-        if type(modules.get(name.rpartition(".")[0])) in (*_LAYERS, Experts) or id(t) in seen:
-            continue
         if not isinstance(t, torch.Tensor):
             raise ValueError(f"octile: {name} is a {type(t).__name__}, and a file holds tensors alone")
+        if t.is_meta:
+            raise ValueError(f"octile: {name} is on the meta device: it has no values to write")
+        if type(modules.get(name.rpartition(".")[0])) in (*_LAYERS, Experts) or id(t) in seen:
+            continue
         seen.add(id(t))
         t = t.detach().contiguous()
         # Other tensors in the same memory are written too, from a copy: safetensors refuses them as they are.

@@ -739,6 +739,11 @@ def test_what_cannot_be_saved(tmp_path):
     model.block[0] = converted("four").block[0]
     with pytest.raises(ValueError, match="layers of several kinds.*W4A16Linear.*W8A8Linear"):
         save_checkpoint(model, tmp_path)
+    for kind, name in (("dynamic", "block.0.bias"), ("four", "block.0.bias"), ("dynamic", "embed.weight")):
+        model = converted(kind)
+        model.get_submodule(name.rpartition(".")[0]).to("meta")
+        with pytest.raises(ValueError, match=f"octile: {name} is on the meta device: it has no values to write"):
+            save_checkpoint(model, tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
     save_checkpoint(converted("dynamic"), tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
