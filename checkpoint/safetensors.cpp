@@ -184,11 +184,16 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 std::uint64_t size_of(ElementType type, const std::vector<std::int64_t>& shape, std::string_view what) {
   std::uint64_t count = static_cast<std::uint64_t>(bits(type));
+  bool is_empty = false;
   for (const std::int64_t extent : shape) {
-    if (extent < 0 || __builtin_mul_overflow(count, static_cast<std::uint64_t>(extent), &count)) {
+    is_empty |= extent == 0;
+    // In any order: (0, 2^63 - 1) has a product, and (2^63 - 1, 0) none on the way to it.
+    const auto factor = static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1));
+    if (extent < 0 || __builtin_mul_overflow(count, factor, &count)) {
       reject(printable(what), ": the shape ", shape_text(shape), " has no size");
     }
   }
+  if (is_empty) return 0;
   if (count % 8 != 0) {
     reject(printable(what), ": ", shape_text(shape), " of ", name(type), " does not end on a byte");
   }
