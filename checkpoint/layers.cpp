@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <iterator>
+#include <set>
 
 #include "fused_experts.h"
 #include "quantized_layer.h"
@@ -30,6 +31,11 @@ class Finder {
     for (const Checkpoint::Shard& shard : checkpoint_.shards()) {
       for (const TensorInfo& tensor : shard.file.tensors()) look_at(tensor);
     }
+    for (const auto* const patterns : {&selection_.only, &selection_.ignore}) {
+      for (const std::string& pattern : *patterns) {
+        if (matched_.count(pattern) == 0) table_.unmatched.push_back(pattern);
+      }
+    }
     return std::move(table_);
   }
 
@@ -50,6 +56,7 @@ class Finder {
     const auto is_one = [&](const std::vector<std::string>& patterns) {
       return std::any_of(std::begin(names), std::end(names), [&](const auto& name) { return matches(name, patterns); });
     };
+    for (const std::string& name : names) note_patterns(name);
     std::string reason = experts.reason;
     if (reason.empty() && !selection_.only.empty() && !is_one(selection_.only)) reason = "not in --only";
     if (reason.empty() && is_one(selection_.ignore)) reason = "in --ignore";
@@ -60,7 +67,17 @@ class Finder {
     }
   }
 
+  // Whatever becomes of this matrix.
+  void note_patterns(const std::string& name) {
+    for (const auto* const patterns : {&selection_.only, &selection_.ignore}) {
+      for (const std::string& pattern : *patterns) {
+        if (matched_.count(pattern) == 0 && matches(name, {pattern})) matched_.insert(pattern);
+      }
+    }
+  }
+
   void look_at_weight(const std::string& module, const TensorInfo& tensor) {
+    note_patterns(module);
     const bool wanted = matches(module, selection_.only);
     std::string reason = refusal(module, tensor);
     if (reason.empty() && !selection_.only.empty() && !wanted) reason = "not in --only";
@@ -119,6 +136,7 @@ class Finder {
   }
 
   void add(Layer layer) {
+    note_patterns(layer.name);
     const bool is_wanted = selection_.only.empty() || matches(layer.name, selection_.only);
     const char* const reason = layer.n == 0 || layer.k == 0             ? "it is empty"
                                : !is_wanted                             ? "not in --only"
@@ -134,6 +152,7 @@ class Finder {
   const Checkpoint& checkpoint_;
   const Selection& selection_;
   QuantizedLayers quantized_;
+  std::set<std::string> matched_;  // patterns
   LayerTable table_;
 };
 

@@ -77,6 +77,12 @@ class Quantizer {
   void choose_layers() {
     LayerTable table = find_layers(checkpoint_, options_.selection);
     report_.left_out = std::move(table.left_out);
+    const std::vector<std::string> heads = tied_heads();
+    for (const std::string& pattern : table.unmatched) {
+      const auto is_for = [&](const std::string& head) { return matches(head, {pattern}); };
+      if (std::any_of(heads.begin(), heads.end(), is_for)) continue;
+      report_.warnings.push_back("the pattern \"" + printable(pattern) + "\" matches no layer");
+    }
     if (!checkpoint_.config().method.empty()) {
       fail("is quantized already (" + printable(checkpoint_.config().method) + ")");
     }
@@ -265,6 +271,17 @@ class Quantizer {
     report_.size_after += writer.size();
   }
 
+  std::vector<std::string> tied_heads() const {
+    std::vector<std::string> heads;
+    const std::vector<std::string> names = checkpoint_.names();
+    for (const TiedHead& head : kTiedHeads) {
+      const auto is_beside = [&](const std::string& name) { return name.starts_with(head.beside); };
+      const bool is_in_file = checkpoint_.find(std::string(head.name) + ".weight") != nullptr;
+      if (!is_in_file && std::any_of(names.begin(), names.end(), is_beside)) heads.emplace_back(head.name);
+    }
+    return heads;
+  }
+
   QuantizationNote note() const {
     QuantizationNote note = {.weight = options_.weight, .activation = options_.activation};
     for (const LeftOut& left : report_.left_out) {
@@ -273,12 +290,7 @@ class Quantizer {
     // Transformers finds no place for such experts one by one, and would go on with random ones.
     note.for_octile = std::any_of(layers_.begin(), layers_.end(),
                                   [](const Layer& layer) { return layer.expert && layer.expert->transposed; });
-    const std::vector<std::string> names = checkpoint_.names();
-    for (const TiedHead& head : kTiedHeads) {
-      const auto is_beside = [&](const std::string& name) { return name.starts_with(head.beside); };
-      const bool is_in_file = checkpoint_.find(std::string(head.name) + ".weight") != nullptr;
-      if (!is_in_file && std::any_of(names.begin(), names.end(), is_beside)) note.ignore.emplace_back(head.name);
-    }
+    for (std::string& head : tied_heads()) note.ignore.push_back(std::move(head));
     std::sort(note.ignore.begin(), note.ignore.end());
     return note;
   }

@@ -68,9 +68,9 @@ they are.
 folder is replaced as a whole, so everything in it must be in IN too, and no input may be in
 it.
 
-The report's SQNR compares the quantized weights with the values in IN. Warnings name rows or
-groups of weights that became all zeros, being too small for the smallest scale (1e-8), and
-smoothing that rests on few calibration rows.
+The report's SQNR compares the quantized weights with the values in IN. Warnings name patterns
+that match no layer, rows or groups of weights that became all zeros, being too small for the
+smallest scale (1e-8), and smoothing that rests on few calibration rows.
 
 Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
 at the next layer. A second Ctrl-C ends it at once, as other signals do. Nothing is left then.

@@ -216,6 +216,7 @@ class QuantizeTest(Case):
         report = json.loads(self.good("quantize", *arguments))
         self.assertEqual([layer["name"] for layer in report["layers"]], ["encoder.b"])
         self.assertIn({"name": "encoder.a", "reason": "in --ignore"}, report["left_out"])
+        self.assertEqual(report["warnings"], ['the pattern "x" matches no layer'])
         config = json.loads((self.out / "config.json").read_text())
         self.assertEqual(config["quantization_config"]["ignore"], ["encoder.a", "lm_head"])
         self.assertEqual(config["model_type"], "bert")

@@ -58,6 +58,7 @@ struct LeftOut {
 struct LayerTable {
   std::vector<Layer> layers;  // in the order of their bytes in the files
   std::vector<LeftOut> left_out;
+  std::vector<std::string> unmatched;  // patterns of the selection that are for none of them
 };
 
 // Patterns of module names.

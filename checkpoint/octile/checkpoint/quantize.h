@@ -59,8 +59,9 @@ struct QuantizeReport {
   std::vector<LeftOut> left_out;
   std::vector<SmoothedReport> smoothed;
   std::vector<NotSmoothed> not_smoothed;
-  std::vector<std::string> warnings;  // sentences: few calibration rows, weights that became zero
-  std::uint64_t size_before = 0;      // of the safetensors files
+  std::vector<std::string>
+      warnings;                   // sentences: patterns without a layer, few calibration rows, weights that became zero
+  std::uint64_t size_before = 0;  // of the safetensors files
   std::uint64_t size_after = 0;
 };
 
