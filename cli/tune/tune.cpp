@@ -38,8 +38,9 @@ names. On a CPU the type of X decides, and there is nothing to choose.
 
 A shape is M x K x N: the batch, IN, OUT. A choice holds for batches above half its own too:
 that for 64 rows serves 33 to 64, unless one for fewer of them is there. Without --shape and the
-like, the layers are those of a model of 8 billion parameters. What the file has of other products
-stays in it, and an interrupted run keeps what it had measured.
+like, the layers are those of a model of 8 billion parameters. A product that no kernel can do is
+left out, such as one with groups that do not divide K; a line says why. What the file has of
+other products stays in it, and an interrupted run keeps what it had measured.
 
 The environment variable OCTILE_TUNING: "off", or the path of a file to follow instead.
 docs/how-to/tune.md has the whole story.
@@ -71,6 +72,7 @@ struct Options {
   std::string out;
 };
 
+constexpr std::int64_t kDefaultGroup = 128;  // of 4-bit weights
 constexpr std::int64_t kMaxCpuBatch = 512;
 constexpr std::int64_t kMaxGpuBatch = 4096;
 
@@ -133,7 +135,7 @@ std::vector<Shape> shapes_of(const Options& options) {
 LinearDescription layer_of(const std::string& format, const Shape& shape, const Options& options, Device device) {
   const Format& named = kFormats.at(format);
   const bool grouped = named.weight.granularity == Granularity::group;
-  const std::int64_t group = options.group >= 0 ? options.group : grouped && shape.k % 128 == 0 ? 128 : 0;
+  const std::int64_t group = options.group >= 0 ? options.group : grouped ? kDefaultGroup : 0;
   LinearDescription d;
   d.m = shape.m;
   d.n = shape.n;
