@@ -115,12 +115,15 @@ std::vector<Shape> shapes_of(const Options& options) {
   if (!options.shape_file.empty()) {
     std::istringstream words(read_file(options.shape_file));
     for (std::string word; words >> word;) shapes.push_back(parse_shape("--shapes", word));
+    if (shapes.size() == options.shape_texts.size()) throw std::runtime_error(options.shape_file + " has no shape");
   }
   std::vector<Layer> layers;
   if (!options.model_config.empty()) {
     layers = layers_of(options.model_config);
   } else if (shapes.empty()) {
     layers = {{4096, 4096}, {4096, 14336}, {14336, 4096}};
+  } else if (!options.batches.empty()) {
+    throw CLI::ValidationError("--batch", "is for the layers of a model; each shape has an M of its own");
   }
   std::vector<std::int64_t> batches = options.batches;
   if (batches.empty()) {

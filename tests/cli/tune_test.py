@@ -85,6 +85,8 @@ class TuneTest(unittest.TestCase):
         (self.folder / "shapes").write_text("1x32x16\n2x32x16\n")
         self.tune(options=[f"--shapes={self.folder / 'shapes'}", "--format=w8a8"])
         self.assertEqual({m for m, _ in self.choices()}, {1, 2})
+        (self.folder / "shapes").write_text("\n")
+        self.bad(1, "tune", f"--shapes={self.folder / 'shapes'}", says="shapes has no shape")
 
     def test_several_at_once_lose_nothing(self):
         running = [subprocess.Popen([COMMAND, "tune", "--warm", "--threads=1", "--format=w8a8", "--quiet",
@@ -135,6 +137,7 @@ class TuneTest(unittest.TestCase):
                        "--device=tpu"):
             with self.subTest(option):
                 self.bad(2, "tune", option, says=option.split("=")[0])
+        self.bad(2, "tune", "--shape=2x64x48", "--batch=2", says="--batch: is for the layers of a model")
         config = self.folder / "config.json"
         for text, says in (("[]", "is no JSON object"), ("{", "is no JSON object"), ("{}", "has no hidden_size"),
                            ('{"hidden_size": "x"}', "hidden_size is no size"), ('{"hidden_size": -1}', "is no size"),
