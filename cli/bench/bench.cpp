@@ -24,8 +24,9 @@ constexpr const char* kFooter =
 shape is M x K x N: the batch, IN, OUT; what the operation does not have is left out. All
 of them time a plan's run() on f32 tensors (forward_bf16: X in bf16; on a GPU: f16) of random
 normal values, quantized to the full range; forward_s8 is handed X quantized. What only moves
-data is timed in other floats with --dtype. Without options every kernel is timed that is not
-a plain reference loop.
+data is timed in other floats with --dtype. 4-bit weights have groups of 128, or of a whole row
+where that does not divide IN. Without options every kernel is timed that is not a plain
+reference loop.
 
 Columns:
   time      the median; the runs are counted in the last column
