@@ -35,8 +35,8 @@ groups that are all zero in B but not in A.
 All other tensors are compared byte by byte. A smoothed checkpoint has different weights by
 design: they were multiplied by the factors that its norms were divided by.
 
-Exit status: 1 if a layer is below --min-sqnr, is in only one of the two, or differs in shape,
-or if a file cannot be read.
+Exit status: 1 if a layer is below --min-sqnr, has a NaN or an infinity, is in only one of the
+two, or differs in shape, or if a file cannot be read.
 
 Examples:
   octile compare FOLDER QUANTIZED
