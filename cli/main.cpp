@@ -75,6 +75,15 @@ int report(const std::string& what, int status) {
   return status;
 }
 
+// An empty value is mostly a variable of a script that nobody has set. CLI11 would take the default for it.
+void refuse_empty_values(CLI::App& app) {
+  const auto reason = [](const std::string& value) { return std::string(value.empty() ? "the value is empty" : ""); };
+  for (CLI::Option* const option : app.get_options()) {
+    if (option->get_items_expected_max() > 0) option->check(reason);
+  }
+  for (CLI::App* const command : app.get_subcommands({})) refuse_empty_values(*command);
+}
+
 int run(int argc, char** argv) {
   CLI::App app(kDescription, "octile");
   app.formatter(octile::cli::examples_first());
@@ -97,6 +106,7 @@ int run(int argc, char** argv) {
   octile::cli::add_puzzles(app);
 #endif
   octile::cli::add_manual(app);
+  refuse_empty_values(app);
   app.parse_complete_callback([] {  // before any command runs, so that it is said once
     const std::string reason = octile::cpu::reason_against_requested_isa();
     if (!reason.empty()) throw CLI::ValidationError(reason);

@@ -170,6 +170,13 @@ class MistakeTest(Case):
             with self.subTest(option=option, value=value):
                 self.bad(2, "bench", f"{option}={value}", says=[option, value])
 
+    def test_empty_values(self):
+        """As of a variable that a script has not set."""
+        for arguments in (["bench", "--list", "--filter", ""], ["tune", "--list", "--group", ""],
+                          ["tune", "--list", "--out", ""], ["puzzles", "run", ""]):
+            with self.subTest(arguments):
+                self.bad(2, *arguments, says=["the value is empty"])
+
     def test_missing_value(self):
         for option in ("--threads", "--runs", "--shape", "--filter", "--kernel"):
             with self.subTest(option):
