@@ -122,6 +122,9 @@ int run(int argc, char** argv) {
     const std::string unknown = rest.empty() ? "" : rest.front();
     if (unknown.empty()) return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
     return report(unknown + " is no command or option of " + page(app) + " (see " + page(app) + " --help)", kUsage);
+  } catch (const CLI::ExtrasError&) {  // which names them in reverse
+    const std::vector<std::string> rest = app.remaining(true);
+    return report("not expected: " + CLI::detail::join(rest, " ") + " (see " + page(app) + " --help)", kUsage);
   } catch (const CLI::ParseError& error) {
     return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
   }

@@ -177,6 +177,9 @@ class MistakeTest(Case):
             with self.subTest(arguments):
                 self.bad(2, *arguments, says=["the value is empty"])
 
+    def test_what_is_not_expected_is_named_in_its_order(self):
+        self.bad(2, "check", "one", "two", "--three", says=["not expected: one two --three (see octile check --help)"])
+
     def test_missing_value(self):
         for option in ("--threads", "--runs", "--shape", "--filter", "--kernel"):
             with self.subTest(option):
