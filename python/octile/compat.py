@@ -7,13 +7,25 @@ float32, for float64 float64. Each is callable as it is, and as a launch under i
     quantize_global(x, q, scale, rows, columns)
     _quantize_global_triton[(1,)](x, q, scale, rows, columns)
 
-They raise TypeError or ValueError for a tensor that cannot be what its argument is for, RuntimeError for what the
+They raise TypeError or ValueError for a size or a tensor that cannot be what its argument is for, RuntimeError for what the
 library refuses. Nothing here waits for a GPU.
 """
+
+import operator
 
 import torch
 
 from . import _c, _plans, functional
+
+
+def _sizes(**given):
+    """They may be of numpy or tensors of one element."""
+    for name, size in given.items():
+        if not hasattr(size, "__index__"):
+            raise TypeError(f"octile: {name} is {size!r}, not a whole number")
+        if operator.index(size) < 0:
+            raise ValueError(f"octile: {name} is {size!r}, a size below 0")
+    return [operator.index(size) for size in given.values()]
 
 
 def _dense(name, t, *shape, dtype=None):
@@ -58,6 +70,7 @@ def _scale_type(t):
 
 
 def _quantize(fp, q, scale, rows, columns, granularity):
+    rows, columns = _sizes(N_ROWS=rows, N_COLS=columns)
     x = _dense("fp_ptr", fp, rows, columns)
     length = 1 if granularity == _c.PER_TENSOR else rows
     tensors = {
@@ -107,6 +120,7 @@ def forward(
     x_q (B, IN), w_q (IN, OUT) int8; x_scale (1); w_scale (OUT), or (1) where PER_CHANNEL is 0; b (OUT) in y's type,
     None or 0 for no bias; y (B, OUT).
     """
+    B, IN, OUT = _sizes(B=B, IN=IN, OUT=OUT)
     y = _dense("y_ptr", y_ptr, B, OUT)
     w_scale, format = _weight_scale(w_scale_ptr, OUT, PER_CHANNEL, _scale_type(y))
     absent = b_ptr is None or (isinstance(b_ptr, int) and b_ptr == 0)
@@ -134,6 +148,7 @@ def backward_dx(
     dy_ptr, w_q_ptr, w_scale_ptr, dx_ptr, B, IN, OUT, BLOCK_M=0, BLOCK_N=0, BLOCK_K=0, PER_CHANNEL=1, **launch
 ):
     """dx = dy @ (w_q * w_scale)^T. dy (B, OUT), w_q (IN, OUT) int8, w_scale (OUT) or (1), dx (B, IN) in dy's type."""
+    B, IN, OUT = _sizes(B=B, IN=IN, OUT=OUT)
     dy = _dense("dy_ptr", dy_ptr, B, OUT)
     w_scale, format = _weight_scale(w_scale_ptr, OUT, PER_CHANNEL, _scale_type(dy))
     tensors = {
@@ -146,6 +161,7 @@ def backward_dx(
 
 def backward_dw(x_q_ptr, x_scale_ptr, dy_ptr, dw_ptr, B, IN, OUT, BLOCK_M=0, BLOCK_N=0, BLOCK_K=0, **launch):
     """dw = (x_q * x_scale)^T @ dy. x_q (B, IN) int8, x_scale (1), dy (B, OUT), dw (IN, OUT) in dy's type or float32."""
+    B, IN, OUT = _sizes(B=B, IN=IN, OUT=OUT)
     dy = _dense("dy_ptr", dy_ptr, B, OUT)
     dw = _dense("dw_ptr", dw_ptr, IN, OUT)
     tensors = {
@@ -159,6 +175,7 @@ def backward_dw(x_q_ptr, x_scale_ptr, dy_ptr, dw_ptr, B, IN, OUT, BLOCK_M=0, BLO
 
 def backward_db(dy_ptr, db_ptr, B, OUT, BLOCK_N=0, BLOCK_M=0, **launch):
     """db = dy summed over its rows, in float32 until the end. dy (B, OUT), db (OUT) in dy's type."""
+    B, OUT = _sizes(B=B, OUT=OUT)
     dy = _dense("dy_ptr", dy_ptr, B, OUT)
     _backward(dy, (B, 0, OUT), {"db": _dense("db_ptr", db_ptr, OUT, dtype=dy.dtype)}, db=1)
 

@@ -112,7 +112,7 @@ def test_launch_form(device, generator):
     xs, ws = torch.empty(1, device=device), torch.empty(24, device=device)
     y = torch.empty(5, 24, dtype=torch.float16, device=device)
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
-    compat._quantize_global_triton[(1,)](x, xq, xs, 5, N_COLS=48, num_warps=8)
+    compat._quantize_global_triton[(1,)](x, xq, xs, torch.tensor(5), N_COLS=torch.tensor([48]), num_warps=8)
     compat._quantize_rowwise_triton[(24,)](w.t().contiguous(), wq, ws, 24, 48)
     wq = wq.t().contiguous()
     compat._forward_triton[lambda meta: (1, 1)](xq, xs, wq, ws, b, y, 5, 48, 24, **blocks, PER_CHANNEL=1, num_stages=3)
@@ -150,6 +150,11 @@ def test_kernels_refuse(device):
         compat.quantize_rowwise(half, q, scale, 4, 8)
     with pytest.raises(TypeError, match="fp_ptr is torch.int32"):
         compat.quantize_global(half.int(), q, scale, 4, 8)
+    for size, error, says in ((-4, ValueError, "a size below 0"), (4.0, TypeError, "not a whole number")):
+        with pytest.raises(error, match=f"N_ROWS is {size}, {says}"):
+            compat.quantize_rowwise(half, q, scale, size, 8)
+        with pytest.raises(error, match=f"OUT is {size}, {says}"):
+            compat.backward_db(half, half, 4, size)
     with pytest.raises(ValueError, match="fp_ptr is on meta"):
         compat.quantize_global(half.to("meta"), q, scale, 4, 8)
     with pytest.raises(ValueError, match="fp_ptr is a negated view"):
