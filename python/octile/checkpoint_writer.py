@@ -66,7 +66,9 @@ def save_checkpoint(model, folder, *, force=False):
         tensors[name] = t.clone() if place in memory else t
         memory.add(place)
     for name, layer in layers.items():
-        tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
+        own = {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
+        _check_scales(own)
+        tensors |= own
     config = _model_config(model)
     left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
     names = of_files(model, [*tensors, *(f"{name}.weight" for name in (*layers, *left))], layers)
@@ -148,6 +150,17 @@ def _layer_tensors(layer, per_channel):
         if layer.input_multiplier is not None:
             tensors["input_multiplier"] = layer.input_multiplier
     return tensors
+
+
+def _check_scales(tensors):
+    """Of a layer: those that the reader refuses, in float32 as it reads them."""
+    for name, t in tensors.items():
+        if not name.endswith(("_scale", "_multiplier")):
+            continue
+        values = t.float()
+        bad = values[~(values.isfinite() & (values > 0))]
+        if len(bad):
+            raise ValueError(f"octile: {name} holds {bad[0].item():g}; scales are finite and above 0")
 
 
 def _beyond_compressed_tensors(model, layers, mixtures):

@@ -744,6 +744,11 @@ def test_what_cannot_be_saved(tmp_path):
         model.get_submodule(name.rpartition(".")[0]).to("meta")
         with pytest.raises(ValueError, match=f"octile: {name} is on the meta device: it has no values to write"):
             save_checkpoint(model, tmp_path / "none")
+    for kind in ("dynamic", "four", "static"):
+        model = converted(kind)
+        model.block[0].refit_(torch.full((96, 64), torch.nan))
+        with pytest.raises(ValueError, match="block.0.weight_scale holds nan; scales are finite and above 0"):
+            save_checkpoint(model, tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
     save_checkpoint(converted("dynamic"), tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
