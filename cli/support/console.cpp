@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 
 #include "base/output.h"
 
@@ -18,6 +19,7 @@ namespace {
 
 constexpr double kRedrawSeconds = 0.1;
 constexpr std::size_t kBarCells = 24;
+constexpr std::size_t kMaxFileBytes = 16'000'000;  // of a text; /dev/zero has no end
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -154,7 +156,9 @@ std::string read_file(const std::filesystem::path& path) {
   std::string contents;
   const auto take = [&](std::string_view block) {
     contents += block;
-    return true;
+    if (contents.size() <= kMaxFileBytes) return true;
+    throw std::runtime_error("cannot read " + path.string() + ": more than " + std::to_string(kMaxFileBytes) +
+                             " bytes");
   };
   if (!base::read_blocks(file, take)) base::fail_on("read", path, errno);
   return contents;

@@ -44,7 +44,7 @@ std::string format_table(const std::vector<std::string>& heading, const std::vec
 // The value with `digits` after the point.
 std::string fixed(double value, int digits);
 
-// The whole file. Throws std::runtime_error that names the path and the reason.
+// The whole file, of at most 16 MB. Throws std::runtime_error that names the path and the reason.
 std::string read_file(const std::filesystem::path& path);
 
 }  // namespace octile::cli

@@ -87,6 +87,7 @@ class TuneTest(unittest.TestCase):
         self.assertEqual({m for m, _ in self.choices()}, {1, 2})
         (self.folder / "shapes").write_text("\n")
         self.bad(1, "tune", f"--shapes={self.folder / 'shapes'}", says="shapes has no shape")
+        self.bad(1, "tune", "--shapes=/dev/zero", says="cannot read /dev/zero: more than 16000000 bytes")
 
     def test_several_at_once_lose_nothing(self):
         running = [subprocess.Popen([COMMAND, "tune", "--warm", "--threads=1", "--format=w8a8", "--quiet",
