@@ -1,6 +1,7 @@
 """How a weight is stored: one value, which layers, configs and checkpoints share. WeightFormat of octile/types.h."""
 
 import dataclasses
+import numbers
 
 import torch
 
@@ -21,11 +22,12 @@ class WeightFormat:
     zero_point: bool = False
 
     def __post_init__(self):
-        known = self.group in (0, 32, 64, 128) and not isinstance(self.group, bool)
+        whole = isinstance(self.group, numbers.Integral) and not isinstance(self.group, bool)
+        known = whole and self.group in (0, 32, 64, 128)
         if not known and (self.group is not None or self.bits < 8):
             nothing = "" if self.bits < 8 else ", and None for one per channel,"
             raise ValueError(
-                f"octile: group is {self.group}; 32, 64, 128, and 0 for a whole row{nothing or ','} are known"
+                f"octile: group is {self.group!r}; 32, 64, 128, and 0 for a whole row{nothing or ','} are known"
             )
 
     def check(self, in_features):

@@ -188,8 +188,10 @@ def test_no_inputs_or_no_outputs(config, shape):
 
 def test_unknown_choices():
     for make in (W8A16, lambda group: W8A8Dynamic(group=group), lambda group: W8A16Linear(64, 8, group=group)):
-        with pytest.raises(ValueError, match="group is 16; 32, 64, 128, and 0 for a whole row"):
-            make(16)
+        for group in (16, 32.0, "32", True):
+            with pytest.raises(ValueError, match=f"group is {group!r}; 32, 64, 128, and 0 for a whole row"):
+                make(group)
+        make(np.int64(32))
     with pytest.raises(ValueError, match="per_channel=False"):
         W8A8Dynamic(per_channel=False, group=32)
     with pytest.raises(ValueError, match="does not divide in_features, 40"):
