@@ -147,8 +147,9 @@ class Calibration:
                     f"{len(theirs.channel_max)} in the other"
                 )
         for name, theirs in other.layers.items():
-            ours = self.layers.setdefault(name, theirs)
-            if ours is theirs:
+            ours = self.layers.get(name)
+            if ours is None:
+                self.layers[name] = theirs
                 continue
             device, moments, excess = ours.channel_max.device, None, None
             rows = ours.rows + theirs.rows

@@ -158,6 +158,9 @@ def test_merging(generator):
     narrow = Calibration({"first": octile.calibration.InputStatistics(torch.ones(4), 1)})
     with pytest.raises(ValueError, match="first has 16 input features in one calibration and 4 in the other"):
         merged.merge_(narrow)
+    rows = rest["first"].rows
+    assert Calibration().merge_(rest).merge_(rest)["first"].rows == 2 * rows == 2 * rest["first"].rows
+    assert rest.merge_(rest)["first"].rows == 2 * rows
 
 
 def test_file(device, generator, tmp_path):
