@@ -18,7 +18,7 @@ from .calibration import read_safetensors
 from .convert import become
 from .file_names import of_modules
 from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
-from .linears import as_linear, is_conv1d, is_plain_linear
+from .linears import as_linear, is_conv1d, is_linear, is_plain_linear
 
 SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "qweight", "qzeros", "scales", "g_idx", "bias")
@@ -212,7 +212,13 @@ def _check_names(model, folder, tensors, layers):
     own = model.state_dict(keep_vars=True)
     modules = dict(model.named_modules(remove_duplicate=False))
     replaced = {id(modules[name]) for name in layers}
-    rest = {name: t for name, t in own.items() if id(modules.get(name.rpartition(".")[0])) not in replaced}
+
+    def is_made(name):  # what a user has registered in a linear layer stays there
+        module, _, last = name.rpartition(".")
+        module = modules.get(module)
+        return id(module) in replaced and (last in ("weight", "bias") or not is_linear(module))
+
+    rest = {name: t for name, t in own.items() if not is_made(name)}
     for name, buffer in model.named_buffers():
         if name not in own and buffer.is_meta:
             raise ValueError(

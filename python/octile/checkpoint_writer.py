@@ -57,7 +57,7 @@ def save_checkpoint(model, folder, *, force=False):
             raise ValueError(f"octile: {name} is a {type(t).__name__}, and a file holds tensors alone")
         if t.is_meta:
             raise ValueError(f"octile: {name} is on the meta device: it has no values to write")
-        if type(modules.get(name.rpartition(".")[0])) in (*_LAYERS, Experts) or id(t) in seen:
+        if _is_of_layer(modules.get(name.rpartition(".")[0]), name.rpartition(".")[2]) or id(t) in seen:
             continue
         seen.add(id(t))
         t = t.detach().contiguous()
@@ -130,6 +130,13 @@ def _kind(layer, per_channel):
 
 def _per_channel(layer):
     return layer.plain_weight()[1].numel() != 1
+
+
+def _is_of_layer(module, name):
+    """Whether a quantized layer itself has this tensor: what a user has registered there is written as any other."""
+    if type(module) in _LAYERS:
+        return name in (*module._KEPT, "packed_weight", "bias")
+    return type(module) is Experts
 
 
 def _layer_tensors(layer, per_channel):

@@ -334,6 +334,29 @@ def test_buffers_of_a_model_on_the_meta_device(tmp_path):
     assert other.inner.table is other.table
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static", "four"])
+@pytest.mark.parametrize("target", ["cpu", "meta"])
+def test_what_a_user_has_registered(kind, target, tmp_path):
+    """In a layer that is quantized."""
+
+    def registered(model, values):
+        layer = model.block[0]
+        layer.register_buffer("mask", torch.full((96,), values, device=layer.weight.device))
+        layer.gain = nn.Parameter(torch.full((2,), values, device=layer.weight.device))
+        return model
+
+    model = registered(converted(kind), 3.0)
+    save_checkpoint(model, tmp_path)
+    other = load_checkpoint_(registered(Model(target), 0.0), tmp_path).block[0]
+    assert type(other) is type(model.block[0])
+    assert torch.equal(other.mask, model.block[0].mask) and torch.equal(other.gain, model.block[0].gain)
+    with pytest.raises(ValueError, match=r"the model has no block\.0\.(gain|mask), block\.0\.(gain|mask)"):
+        load_checkpoint_(Model(target), tmp_path)
+    save_checkpoint(converted(kind), tmp_path, force=True)
+    with pytest.raises(ValueError, match=r"there is no block\.0\.(gain|mask), block\.0\.(gain|mask)"):
+        load_checkpoint_(registered(Model(target), 0.0), tmp_path)
+
+
 def test_types_of_a_model_on_the_meta_device(tmp_path):
     """They are the model's, as elsewhere."""
     model = converted("dynamic")
