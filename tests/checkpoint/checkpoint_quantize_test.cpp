@@ -395,6 +395,8 @@ TEST(Quantize, KeepsTheConfigsOtherBytes) {
        "{\"b\": [1e-6, {\"quantization_config\": \"}\"}],\n \"a\\\"{\": \"quantization_config\",\n"
        "  \"quantization_config\": {...}\n}\n"},
       {"{\"quantization_config\" : null, \"a\": 1}", "{\"quantization_config\" : {...}, \"a\": 1}"},
+      {"{\"a\": [0, Infinity,-Infinity ], \"\\\"NaN\": NaN}",  // as Python writes them
+       "{\"a\": [0, Infinity,-Infinity ], \"\\\"NaN\": NaN,\n  \"quantization_config\": {...}\n}"},
   };
   for (const auto& [config, wanted] : cases) {
     const Model model(ElementType::f32, config);
