@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/python_json.h"
 #include "json.h"
 
 namespace octile::checkpoint {
@@ -71,29 +72,6 @@ class Object {
   const json& value_;
   std::string place_;
 };
-
-// Python writes NaN, Infinity and -Infinity, which are no JSON (Mamba 2's time_step_limit). None of these numbers is
-// used here: each becomes a zero of as many bytes.
-std::string without_python_numbers(std::string_view text) {
-  std::string result(text);
-  const auto has = [&](std::size_t at, std::string_view set) {
-    return at < text.size() && set.find(text[at]) != std::string_view::npos;
-  };
-  bool in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '"') in_string = !in_string;
-    if (in_string) {
-      i += text[i] == '\\';
-      continue;
-    }
-    for (const std::string_view number : {"NaN", "Infinity", "-Infinity"}) {
-      if (!text.substr(i).starts_with(number)) continue;
-      if (i == 0 || !has(i - 1, " \t\r\n:,[") || !has(i + number.size(), " \t\r\n,]}")) continue;
-      result.replace(i, number.size(), "0." + std::string(number.size() - 2, '0'));
-    }
-  }
-  return result;
-}
 
 JsonDocument parse(std::string_view text, std::string_view name, JsonDocument::Members wanted) {
   if (text.size() > kMaxConfigBytes) {
@@ -280,7 +258,8 @@ json quantization_json(const QuantizationNote& note) {
 }  // namespace
 
 ModelConfig read_config(std::string_view text, std::string_view name) {
-  const JsonDocument document = parse(without_python_numbers(text), name, {{"model_type", kNormBefore, kQuantization}});
+  const JsonDocument document =
+      parse(base::without_python_numbers(text), name, {{"model_type", kNormBefore, kQuantization}});
   const Object object(document.kept(), std::string(name));
   ModelConfig config;
   config.model_type = object.text("model_type");
@@ -325,7 +304,7 @@ std::string add_quantization(std::string_view config, const QuantizationNote& no
     alone.replace(i, 1, "\r\n");
   // Without the braces and the last newline.
   const std::string member = alone.substr(1, alone.size() - 2 - end_of_line.size());
-  if (parse(without_python_numbers(config), kConfigFile, {{kQuantization}}).kept().contains(kQuantization)) {
+  if (parse(base::without_python_numbers(config), kConfigFile, {{kQuantization}}).kept().contains(kQuantization)) {
     const std::size_t at = value_at(config, kQuantization);
     if (at == std::string_view::npos || config.substr(at, 4) != "null") {
       reject(kConfigFile, ": \"", kQuantization, "\" is there already");

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/output.h"
+#include "base/python_json.h"
 #include "base/tuning_file.h"
 #include "cli/bench/peaks.h"
 #include "cli/cli.h"
@@ -82,7 +83,7 @@ using Layer = std::pair<std::int64_t, std::int64_t>;  // K, N
 
 std::vector<Layer> layers_of(const std::string& path) {
   using nlohmann::json;
-  const json document = json::parse(read_file(path), nullptr, false);
+  const json document = json::parse(base::without_python_numbers(read_file(path)), nullptr, false);
   if (!document.is_object()) throw std::runtime_error(path + " is no JSON object");
   const auto nested = document.find("text_config");
   const json& config = nested != document.end() && nested->is_object() ? *nested : document;

@@ -75,7 +75,7 @@ class TuneTest(unittest.TestCase):
     def test_layers_of_a_model(self):
         config = self.folder / "config.json"
         config.write_text(json.dumps({"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-                                      "num_key_value_heads": 2}))
+                                      "num_key_value_heads": 2, "time_step_limit": [0, float("inf")]}))
         self.tune(options=[f"--model-config={config}", "--batch=1,4", "--format=w8a8"])
         found = {(m, *re.match(r"w8a8_gemm n=(\d+) k=(\d+) ", product).groups()) for m, product in self.choices()}
         layers = {("64", "64"), ("32", "64"), ("96", "64"), ("64", "96")}
