@@ -28,7 +28,8 @@ def _travel(parts, sent, received, group):
     Returns what has come, and behind it a row of zeros.
     """
     parts = [t[:, None] if t.dim() == 1 else t for t in parts]
-    rows = [t.contiguous().view(torch.uint8) for t in parts]
+    # As one row of bytes first: torch asks for a last stride of 1, which an empty tensor or a single column need not have.
+    rows = [t.reshape(-1).view(torch.uint8).view(len(t), t.shape[1] * t.element_size()) for t in parts]
     given = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
     come = given.new_empty((sum(received) + 1, given.shape[1]))
     come[-1] = 0

@@ -182,6 +182,18 @@ def training(meshes, rank, dtype=torch.float32):
     assert x.grad.isfinite().all()
 
 
+def one_slot(meshes, rank):
+    """Tokens of one slot each, all of them one rank's: what the others send has one column and no rows."""
+    every = dist.get_world_size()
+    x, index, weights, dy = inputs(every)[0]
+    arguments = x, index[:, :1], weights[:, :1], dy
+    mine = slice(None) if rank == 0 else slice(0)
+    makers = {trained: ("y", "dX", "dW")} | {functools.partial(frozen, name): ("y",) for name in ("w8a8", "w4a8")}
+    for make, integers in makers.items():
+        got = step(split(make(), meshes[every]), *(t[mine] for t in arguments))
+        assert_same(got, step(make(), *arguments), mine, "one slot", integers)
+
+
 def two_dimensions(meshes, rank):
     """FSDP2 over replicas of two ranks each, two if there are four: the mean of the replicas' gradients."""
     from torch.distributed.fsdp import fully_shard
@@ -317,7 +329,7 @@ def refused(meshes, rank):
     assert "8, 2 of them on this rank" in repr(done)
 
 
-CHECKS = [bits, training, two_dimensions, wire, checkpoints, refused]
+CHECKS = [bits, training, one_slot, two_dimensions, wire, checkpoints, refused]
 
 
 def join(rank, port, size):
