@@ -217,7 +217,11 @@ class Buffers:
     def cut(self, layer, name, dim):
         """Leaves this rank its part of a buffer."""
         self.placements[name] = Shard(dim)
-        layer._buffers[name] = layer._buffers[name].chunk(self.size, dim)[self.rank].contiguous()
+        layer._buffers[name] = self._part(layer._buffers[name], dim)
+
+    def _part(self, t, dim):
+        """This rank's part, a copy: a view would keep the whole in memory."""
+        return t.chunk(self.size, dim)[self.rank].clone(memory_format=torch.contiguous_format)
 
     def save(self, layer, state, prefix):
         if layer.packed_weight is not None:
@@ -232,7 +236,7 @@ class Buffers:
             if isinstance(t, DTensor):
                 state[prefix + name] = t.redistribute(self.mesh, (placement,)).to_local()
             elif t is not None and held is not None and t.shape != held.shape:
-                state[prefix + name] = t.chunk(self.size, placement.dim)[self.rank]
+                state[prefix + name] = self._part(t, placement.dim)
 
 
 class Shards(Buffers):

@@ -283,6 +283,8 @@ def checkpoints(meshes, rank):
         copy.copy(module._parallel).__reduce__()
     with pytest.raises(ValueError, match=r"split over ranks, and this one has a part: save their state_dict\(\)"):
         module_of.split(module, {})
+    for name, t in module.named_buffers():  # and nothing keeps the whole in memory
+        assert t.untyped_storage().nbytes() == whole.get_buffer(name).nbytes // every, name
     assert octile.pack_(module)
     with pytest.raises(RuntimeError, match="no state_dict once it is packed"):
         module.state_dict()

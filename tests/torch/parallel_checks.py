@@ -295,6 +295,8 @@ def frozen_layers(meshes, rank, dtype=torch.float32, rows=5, sizes=(128, 64)):
                 if style.exact and name != "w8a8":
                     continue
                 layer = parallelize_module(make(linear, **words).to(ranks.device), mesh, style)
+                for key in layer._parallel.placements:  # and nothing keeps the whole in memory
+                    assert layer._buffers[key].untyped_storage().nbytes() == state[key].nbytes // n, (name, style, key)
                 got, got_dx, _ = step(layer, part(x, mesh, 1) if row else x, dy if row else part(dy, mesh, 1))
                 expected = y if row else part(y, mesh, 1)
                 expected_dx = part(dx, mesh, 1) if row else dx
@@ -314,6 +316,10 @@ def frozen_layers(meshes, rank, dtype=torch.float32, rows=5, sizes=(128, 64)):
                         layer.bias.zero_()
                     layer.load_state_dict(given)
                     assert torch.equal(layer(part(x, mesh, 1) if row else x), got)
+                layer.load_state_dict(layer.state_dict())
+                layer.load_state_dict(state, assign=True)
+                for key in layer._parallel.placements:
+                    assert layer._buffers[key].untyped_storage().nbytes() == state[key].nbytes // n, (name, style, key)
                 if name == "w4a16" and (ranks.device == "cpu" or dtype is not torch.float32):
                     layer.pack_()
                     ranks.assert_near(layer(part(x, mesh, 1) if row else x), got, rounded, style)
@@ -321,6 +327,8 @@ def frozen_layers(meshes, rank, dtype=torch.float32, rows=5, sizes=(128, 64)):
                         layer.state_dict()
                     with pytest.raises(RuntimeError, match="Unexpected key.*quantized_weight"):
                         layer.load_state_dict(state)
+        layer = parallelize_module(octile.W8A8Linear(64, 1, device=ranks.device), mesh, RowParallel())
+        layer.load_state_dict(layer.state_dict())  # a part of one row is contiguous in the whole
 
 
 def two_dimensions(meshes, rank):
