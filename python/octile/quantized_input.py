@@ -185,7 +185,8 @@ def rms_norm(x, weight, eps=None, *, residual=None, backward="int8"):
 
 
 def layer_norm(x, weight, bias, eps=1e-5, *, residual=None, backward="int8"):
-    """torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps), likewise."""
+    """torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps), likewise. bias (K) or None."""
+    bias = torch.zeros_like(weight) if bias is None else bias
     return _normalized(x, residual, weight, bias, eps, backward)
 
 

@@ -164,6 +164,22 @@ def test_gradients_of_the_norm_are_torchs(shape, centred, device, generator):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_a_layer_norm_without_a_bias(device, generator):
+    """As torch's, which is not the norm without a mean."""
+    given = [draw(generator, device, 5, 48) + 3, draw(generator, device, 48)]
+    layer = octile.Linear(48, 8, device=device, backward="int8")
+
+    def step(bias):
+        x, weight = (t.detach().requires_grad_() for t in given)
+        quantized = layer_norm(x, weight, bias)
+        dequantized = quantized.q * quantized.scale[:, None]
+        return dequantized, *torch.autograd.grad(layer(quantized).square().sum(), [x, weight])
+
+    ours = step(None)
+    assert all(torch.equal(a, b) for a, b in zip(ours, step(torch.zeros(48, device=device)), strict=True))
+    assert off(ours[0], F.layer_norm(given[0], (48,), given[1])) < 1e-2
+
+
 def test_sum_that_nothing_else_reads(device, generator):
     block = Block(device, False, "int8", True)
     inputs, dy, _ = inputs_of(generator, device, True)
