@@ -356,7 +356,8 @@ def run_quantized(x, w, b, o, prepared=None):
         w_or_b = w.requires_grad or (b is not None and b.requires_grad)
         if w.requires_grad and o.dw == _c.INT8 and x.q_transposed is None:
             raise ValueError(
-                "octile: x was quantized for a 16-bit dW, and this layer's is int8; give both one `backward`"
+                "octile: x was quantized without its transpose, which the int8 dW of this layer reads: quantize it with "
+                "the layer's `backward`, and with gradients enabled"
             )
     both = need_x and o.dx == _c.INT8
     wq, wt, ws = quantize_weight(w.detach(), o, both) if prepared is None else prepared(both)

@@ -245,8 +245,11 @@ def test_refusals(device, generator):
         octile.GELU("none")
     with pytest.raises(ValueError, match="backward is 'int9'"):
         octile.SwiGLU(backward="int9")
-    with pytest.raises(ValueError, match="was quantized for a 16-bit dW, and this layer's is int8"):
-        layer(octile.quantize_input(x, "16bit"))
+    with torch.no_grad():
+        without_gradients = octile.quantize_input(x, "int8")
+    for given in (octile.quantize_input(x, "16bit"), without_gradients):
+        with pytest.raises(ValueError, match="transpose.*with the layer's `backward`, and with gradients enabled"):
+            layer(given)
     with pytest.raises(RuntimeError, match=r"gate is \(4, 70\) of torch.float32, up \(4, 35\)"):
         swiglu(x, x[:, :35])
     with pytest.raises(RuntimeError, match="prologue = gelu_tanh with x = f64"):
