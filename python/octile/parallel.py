@@ -257,6 +257,13 @@ class Shards(Buffers):
         """OUT and IN of this rank's part."""
         return (n, k // self.size) if self.row else (n // self.size, k)
 
+    def _check(self, layer, x):
+        """Of what cannot be cut: the sizes of x are checked where a rank has its part."""
+        if type(x) is functional.QuantizedInput:
+            raise NotImplementedError("octile: a layer in parts (octile.parallel) takes tensors, no QuantizedInput")
+        if not isinstance(x, torch.Tensor) or x.dim() == 0:
+            functional.check_input(x, layer.in_features)
+
     def _enter(self, x, given, wanted, gradient):
         """x as a local tensor in the wanted layout; a plain one has the layout `given`. Its gradient has `gradient`."""
         if not isinstance(x, DTensor):
@@ -299,6 +306,7 @@ class Shards(Buffers):
 
     def trained(self, layer, x):
         """The forward of an octile.Linear."""
+        self._check(layer, x)
         if not torch.compiler.is_compiling():
             functional.refuse_transforms(x)
         o, w, b = layer._options, layer.weight, layer.bias
@@ -316,6 +324,7 @@ class Shards(Buffers):
 
     def frozen(self, layer, x):
         """The forward of a layer for inference."""
+        self._check(layer, x)
         if layer._parameters:
             raise RuntimeError("octile: the bias of a layer for inference that is split over ranks is not a parameter")
         bias = layer._buffers["bias"]

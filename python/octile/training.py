@@ -66,10 +66,10 @@ class _Trainable(nn.Module):
 
     def forward(self, x):
         """x (..., IN) float or a QuantizedInput; returns (..., OUT) in x's type, under autocast in autocast's."""
-        if type(x) is functional.QuantizedInput:
-            return self._of_quantized(x)
         if self._parallel is not None:
             return self._parallel.trained(self, x)
+        if type(x) is functional.QuantizedInput:
+            return self._of_quantized(x)
         if torch.compiler.is_compiling():
             return functional.traced(x, self.weight, self.bias, self._options, self._static_weight())
         parameters = self._parameters  # nn.Module's __getattr__ takes half a microsecond a name
@@ -84,8 +84,6 @@ class _Trainable(nn.Module):
             raise
 
     def _of_quantized(self, x):
-        if self._parallel is not None:
-            raise NotImplementedError("octile: a layer in parts (octile.parallel) takes tensors, no QuantizedInput")
         functional.check_input(x.like, self.in_features)
         prepared = None
         if torch.compiler.is_compiling():

@@ -523,6 +523,15 @@ def refused_parallel(meshes, rank):
     frozen.bias = nn.Parameter(frozen.bias)
     with pytest.raises(RuntimeError, match="the bias of a layer for inference that is split over ranks is not a param"):
         frozen(torch.ones(4, 64))
+    for layer in (octile.Linear(8, 8), octile.W8A8Linear(8, 8)):
+        parallelize_module(layer, mesh, RowParallel())
+        for x, error, reason in (
+            (octile.quantize_input(torch.ones(2, 4)), NotImplementedError, "takes tensors, no QuantizedInput"),
+            (torch.tensor(1.0), RuntimeError, r"x is \(\)"),
+            ([1.0], TypeError, "x is a list, expected a tensor"),
+        ):
+            with pytest.raises(error, match=reason):
+                layer(x)
     # Others are torch's.
     plain = parallelize_module(nn.Linear(WIDTH, 8), mesh, RowParallel())
     assert plain(part(inputs()[0], mesh, -1)).shape[-1] == 8
