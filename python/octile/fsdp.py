@@ -90,6 +90,17 @@ class ShardedWeight(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    @property
+    def data(self):
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, values):
+        # Torch alone would take over the sizes and the type, and leave the values as they are.
+        new = ShardedWeight(_plain(values).detach(), self._whole, _State(self._state.likeness))
+        torch.Tensor.data.__set__(self, new)
+        self._values, self._state = new._values, new._state
+
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         keywords = keywords or {}

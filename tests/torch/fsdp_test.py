@@ -546,6 +546,12 @@ def test_without_sharding():
         state = one.state_dict()
         assert {type(v) for v in state.values()} == {torch.Tensor}
         assert_same(state, whole.state_dict())
+    given = model.state_dict()["up.weight"]
+    before = given.clone()
+    for one in (model, whole):
+        one.up.weight.data = before.flip(0)
+    assert torch.equal(model(x), whole(x)) and torch.equal(model.state_dict()["up.weight"], before.flip(0))
+    assert torch.equal(given, before)  # the memory of before
     model.to(torch.float64)
     assert fsdp.gathers_int8(model.up.weight) and model.up.weight.dtype is torch.float64
 
