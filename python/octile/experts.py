@@ -247,7 +247,7 @@ class _Routed(nn.Module):
 
     def _computed(self, x, index, weights):
         up, down = self._names
-        functional.check_input(x, self._in_features())
+        functional.check_input(x, *self._input())
         tokens = math.prod(x.shape[:-1])
         _check_routing(index, weights, tokens)
         if not torch.compiler.is_compiling():
@@ -321,8 +321,10 @@ class Experts(_Routed):
             setattr(self, name, layer)
             self.register_parameter(f"{name}_bias", bias)
 
-    def _in_features(self):
-        return self._modules[self._names[0]].in_features
+    def _input(self):
+        layer = self._modules[self._names[0]]
+        scale = layer._buffers["weight_scale"]  # None: packed, and never in float64
+        return layer.in_features, torch.float32 if scale is None else scale.dtype
 
     def _rows(self, name, x, *more):
         return grouped_linear(x, self._modules[name], *more)
@@ -350,8 +352,9 @@ class TrainedExperts(_Routed):
         weight = self._here(name)
         return weight.mT if self.is_transposed else weight
 
-    def _in_features(self):
-        return self._weight(self._names[0]).shape[2]
+    def _input(self):
+        weight = self._weight(self._names[0])
+        return weight.shape[2], weight.dtype
 
     def _rows(self, name, x, sorted_rows, *more):
         return trained_linear(x, self._weight(name), sorted_rows, self._options, *more)
@@ -375,6 +378,9 @@ def _unfit_layer(layer, experts, bias=None):
 
 def _check_routing(index, weights, tokens):
     """On a GPU nothing else would see that they are not of these tokens."""
+    for name, t in (("index", index), ("weights", weights)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"octile: {name} is a {type(t).__name__}, expected a tensor")
     if index.dtype not in (torch.int32, torch.int64):
         raise RuntimeError(f"octile: index is {index.dtype}, expected torch.int32 or torch.int64")
     if index.dim() != 2 or index.shape[0] != tokens or index.shape[1] == 0:

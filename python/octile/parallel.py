@@ -293,7 +293,7 @@ class Shards(Buffers):
         if isinstance(x, DTensor) and wanted == Replicate() and not exact:
             gradient = Partial()  # added to that of other layers with this x, before it travels
         local = self._enter(x, given, wanted, gradient)
-        functional.check_input(local, wq.shape[1])
+        functional.check_input(local, wq.shape[1], ws.dtype)
         dtype = functional.autocast_dtype(local)
         if exact and dtype is torch.float64:
             raise RuntimeError("octile: exact=True is not for float64")

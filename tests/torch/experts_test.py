@@ -239,6 +239,19 @@ def test_refuses(generator):
         ):
             with pytest.raises(RuntimeError, match=reason):
                 experts(torch.randn(TOKENS, K), bad_index, bad_weights)
+        for bad_index, bad_weights, reason in (
+            (index.tolist(), weights, "index is a list, expected a tensor"),
+            (index, None, "weights is a NoneType, expected a tensor"),
+        ):
+            with pytest.raises(TypeError, match=reason):
+                experts(torch.randn(TOKENS, K), bad_index, bad_weights)
+    for module in (experts, copy.deepcopy(experts).double()):
+        x = torch.randn(TOKENS, K, dtype=torch.float64 if module is experts else torch.float32)
+        with pytest.raises(RuntimeError, match="float64 goes with float64 alone"):
+            module(x, index, weights)
+    octile.pack_(experts)
+    with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
+        experts(torch.randn(TOKENS, K, dtype=torch.float64), index, weights)
 
 
 def test_refuses_layers():

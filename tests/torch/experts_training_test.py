@@ -165,7 +165,7 @@ def trained(request):
     generator = torch.Generator().manual_seed(6)
     index, weights = routed(generator, experts.num_experts, 2)
     index[0, 1], index[4, 0] = experts.num_experts, -1
-    return experts, torch.randn(TOKENS, experts._in_features(), generator=generator), index, weights
+    return experts, torch.randn(TOKENS, experts._input()[0], generator=generator), index, weights
 
 
 def results(experts, x, index, weights, call=None, passes=1):
@@ -266,7 +266,7 @@ def sharded(rank, port):
         for seed in (1, 2):
             generator = torch.Generator().manual_seed(seed)
             index, weights = routed(generator, experts.num_experts, 2)
-            calls.append((torch.randn(TOKENS, experts._in_features(), generator=generator), index, weights))
+            calls.append((torch.randn(TOKENS, experts._input()[0], generator=generator), index, weights))
         alone = [results(Net(experts), *call) for call in calls]
         model = Net(experts)
         for module in (model.experts, model):

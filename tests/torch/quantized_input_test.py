@@ -256,6 +256,9 @@ def test_refusals(device, generator):
         gelu(x.double())
     with pytest.raises(RuntimeError, match="the layer's in_features, its last size, is 70"):
         layer(octile.quantize_input(x[:, :64].contiguous()))
+    for one in (layer, octile.W8A8Linear(70, 8, device=device)):
+        with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
+            one(octile.quantize_input(x.double()))
     with pytest.raises(ValueError, match="this layer's activation is 'per_tensor'"):
         octile.QuantizedLinear(70, 8, device=device, dtype=FULL)(octile.quantize_input(x))
     with pytest.raises(TypeError):
