@@ -420,8 +420,7 @@ def _refused_experts(module, name, config, filter, sharers):
     for part in experts.names(module):
         if len(sharers[id(module._parameters[part])]) > 1 and not training:
             return "experts in one tensor, which other modules hold too"
-        # Of one expert in training: a sum over channels is over its own.
-        one = module._parameters[part].detach()[:1] if training else None
+        one = module._parameters[part].detach()[:1]  # a sum over channels is over those of one expert
         if reason := config.refusal(experts.as_linear(module, part, one), f"{name}.{part}"):
             return f"experts in one tensor: {part}: {reason}"
     return ""

@@ -351,6 +351,17 @@ def test_left_in_float():
     assert report.skipped[name] == "experts in one tensor: its experts are split among processes"
 
 
+def test_an_int8_gradient_sums_channels_of_one_expert(monkeypatch):
+    model = zoo.make("qwen3_moe")
+    experts = model.model.layers[0].mlp.experts
+    monkeypatch.setattr(
+        octile.functional, "LONGEST_SUM", max(*experts.gate_up_proj.shape[1:], *experts.down_proj.shape[1:])
+    )
+    for config in (octile.W8A8Dynamic(backward="int8"), octile.W4A8(group=0, backward="int8")):
+        report = octile.quantize_(copy.deepcopy(model), config)
+        assert "model.layers.0.mlp.experts" in report.converted, report.skipped
+
+
 @pytest.mark.parametrize("name, config", [("granitemoe", octile.W4A16(32)), ("nemotron_h", octile.W8A8Dynamic())])
 def test_experts_that_transformers_leaves_random(name, config, tmp_path):
     """Where its files have one tensor of all experts (GraniteMoE), and in W8A8 where each has one layer before the last."""
