@@ -166,6 +166,15 @@ class QuantizedInput(NamedTuple):
         """x's."""
         return self.like.shape
 
+    def check(self, in_features, dtype):
+        """As check_input(); and raises where the scales are not what they were made as."""
+        check_input(self.like, in_features, dtype)
+        if self.scale.dtype is not (torch.float64 if self.like.dtype is torch.float64 else torch.float32):
+            raise RuntimeError(
+                f"octile: the scales of x were cast to {self.scale.dtype}. FSDP2's MixedPrecisionPolicy does that to what "
+                "enters a module: shard the block, or give the layers in it cast_forward_inputs=False"
+            )
+
 
 def _multiply(xq, xs, wq, ws, b, dtype, leading):
     """y (*leading, N) in `dtype`."""

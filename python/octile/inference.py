@@ -452,7 +452,7 @@ class W8A8Linear(_Int8):
         if (packed := buffers["packed_weight"]) is not None:
             return self._run_packed(x, packed, bias, None, 0.0)
         if type(x) is functional.QuantizedInput:
-            functional.check_input(x.like, self.in_features, buffers["weight_scale"].dtype)
+            x.check(self.in_features, buffers["weight_scale"].dtype)
             stored = buffers["quantized_weight"], buffers["weight_scale"]
             return functional.run_int8_quantized(x, *stored, bias, self._product)
         try:

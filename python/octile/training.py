@@ -84,7 +84,7 @@ class _Trainable(nn.Module):
             raise
 
     def _of_quantized(self, x):
-        functional.check_input(x.like, self.in_features, self.weight.dtype)
+        x.check(self.in_features, self.weight.dtype)
         prepared = None
         if torch.compiler.is_compiling():
             if (static := self._static_weight()) is not None:

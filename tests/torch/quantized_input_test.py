@@ -259,6 +259,9 @@ def test_refusals(device, generator):
     for one in (layer, octile.W8A8Linear(70, 8, device=device)):
         with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
             one(octile.quantize_input(x.double()))
+        quantized = octile.quantize_input(x)
+        with pytest.raises(RuntimeError, match="scales of x were cast to torch.bfloat16.*cast_forward_inputs=False"):
+            one(quantized._replace(scale=quantized.scale.bfloat16()))
     with pytest.raises(ValueError, match="this layer's activation is 'per_tensor'"):
         octile.QuantizedLinear(70, 8, device=device, dtype=FULL)(octile.quantize_input(x))
     with pytest.raises(TypeError):
