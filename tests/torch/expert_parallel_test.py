@@ -312,8 +312,10 @@ def refused(meshes, rank):
         octile.ExpertParallel()._apply(frozen("w8a8"), meshes["2d"])
     (arguments, rows) = inputs(4)
     x, index, weights = (t[rows[rank]] for t in arguments[:3])
-    with pytest.raises(RuntimeError, match="exact=True is not for float64"):
+    with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
         done(x.double(), index, weights)
+    with pytest.raises(RuntimeError, match="exact=True is not for float64"):
+        split(frozen("w8a8").double(), mesh)(x.double(), index, weights)
     wide = split(frozen("w8a8").double(), mesh, exact=False)
     assert wide(x.double(), index, weights).dtype is torch.float64
     slots = SLOTS - (rank == 2)
