@@ -11,7 +11,9 @@ def described(layer):
     """A layer in one line: its class, sizes, types and options."""
     options = {name: value for name, value in vars(layer).items() if name in ("_options", "format", "_product")}
     tensors = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
-    return f"{type(layer).__name__}{ ({n: (str(t.dtype), tuple(t.shape)) for n, t in tensors}) }{options}"
+    kind = type(layer)
+    name = kind.__name__ if kind.__module__.startswith("octile.") else f"{kind.__module__}.{kind.__name__}"
+    return f"{name}{ ({n: (str(t.dtype), tuple(t.shape)) for n, t in tensors}) }{options}"
 
 
 def check(facts, group, device):

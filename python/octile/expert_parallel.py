@@ -226,21 +226,20 @@ class ExpertParallel(ParallelStyle):
         self.exact = exact
 
     def _apply(self, module, device_mesh):
+        if device_mesh.ndim != 1:
+            raise ValueError(
+                f"octile: experts are split over one dimension of a mesh, and {device_mesh} has {device_mesh.ndim}"
+            )
+        layers, count = _layers(module), getattr(module, "num_experts", "none")
+        facts = {"the experts to be split": f"{count} of {agreement.described(module)}, exact={self.exact}"}
+        facts |= {name: agreement.described(layer) for name, layer in layers.items()}
+        # First: what is refused is refused on all ranks, and so are experts that only some have converted.
+        agreement.check(facts, device_mesh.get_group(), device_mesh.device_type)
         if not isinstance(module, (Experts, TrainedExperts)):
             raise ValueError(
                 f"octile: ExpertParallel is for octile.Experts and for experts that Int8Training has converted, not for "
                 f"{type(module).__name__}"
             )
-        if device_mesh.ndim != 1:
-            raise ValueError(
-                f"octile: experts are split over one dimension of a mesh, and {device_mesh} has {device_mesh.ndim}"
-            )
-        layers = _layers(module)
-        facts = {
-            "the experts to be split": f"{module.num_experts} of {agreement.described(module)}, exact={self.exact}"
-        }
-        facts |= {name: agreement.described(layer) for name, layer in layers.items()}
-        agreement.check(facts, device_mesh.get_group(), device_mesh.device_type)
         if reason := _refusal(module, device_mesh.size()):
             raise ValueError(f"octile: the experts cannot be split over {device_mesh.size()} ranks: {reason}")
         module._parallel = shards = ExpertShards(module, device_mesh, self.exact)

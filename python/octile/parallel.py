@@ -417,14 +417,15 @@ def _refusal(layer, style, size, row):
 
 def _split(layer, style, mesh, row):
     """What the two styles do to a layer; None: it is none of octile's."""
+    # First: what is refused is refused on all ranks, and so is a layer that only some have converted.
+    facts = {"the layer to be split": f"{agreement.described(layer)}, {style!r}, exact={style.exact}"}
+    agreement.check(facts, mesh.get_group(), mesh.device_type)
     if not isinstance(layer, (Linear, _Inference)):
         if type(layer).__module__.startswith("octile."):
             raise ValueError(f"octile: {type(layer).__name__} cannot be split over ranks; octile.Linear can")
         if style.exact:
             raise ValueError(f"octile: exact=True is for layers of octile's, not for {type(layer).__name__}")
         return None
-    facts = {"the layer to be split": f"{agreement.described(layer)}, {style!r}, exact={style.exact}"}
-    agreement.check(facts, mesh.get_group(), mesh.device_type)  # first: what is refused is refused on all ranks
     if reason := _refusal(layer, style, mesh.size(), row):
         raise ValueError(f"octile: {layer!r} cannot be split over {mesh.size()} ranks: {reason}")
     shards = Shards(style, mesh, row)

@@ -308,6 +308,8 @@ def refused(meshes, rank):
             split(module, of)
     with pytest.raises(ValueError, match="exact=True on rank 0 and .*exact=False on rank 1"):
         split(frozen("w8a8"), mesh, exact=rank == 0)
+    with pytest.raises(ValueError, match=r"is 8 of Experts.* on rank 0 and none of .*Fused.* on rank 1"):
+        split(Fused() if rank == 1 else frozen("w8a8"), mesh)
     with pytest.raises(ValueError, match="split over one dimension of a mesh"):
         octile.ExpertParallel()._apply(frozen("w8a8"), meshes["2d"])
     (arguments, rows) = inputs(4)

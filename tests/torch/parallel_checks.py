@@ -550,6 +550,10 @@ def unlike_ranks(meshes, rank):
         parallelize_module(octile.Linear(8, 8, backward=backward), mesh, ColumnParallel())
     with pytest.raises(ValueError, match="the layer to be split is .*exact=True on rank 0 and .*exact=False on rank 1"):
         parallelize_module(octile.Linear(8, 8), mesh, RowParallel(exact=rank == 0))
+    for style in (ColumnParallel(), RowParallel()):
+        left = nn.Linear(8, 8) if rank == last else octile.Linear(8, 8)
+        with pytest.raises(ValueError, match=rf" is Linear.* on rank 0 and torch\..*\.Linear.* on rank {last}"):
+            parallelize_module(left, mesh, style)
     from torch.distributed.fsdp import fully_shard
 
     def first_gather(**words):
