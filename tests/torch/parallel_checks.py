@@ -216,8 +216,10 @@ def layouts(meshes, rank):
     assert set(seen.of) == {_c.ROW_MAJOR}
     with pytest.raises(RuntimeError, match=r"x is \(4, 48\); the layer's in_features, its last size, is 24"):
         row(torch.ones(4, WIDTH, device=ranks.device))
-    with pytest.raises(RuntimeError, match="exact=True is not for float64"):
+    with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
         row(part(x.double(), mesh, 1))
+    with pytest.raises(RuntimeError, match="exact=True is not for float64"):
+        row.double()(part(x.double(), mesh, 1))
     some = torch.ones(2 - mesh.get_local_rank(), WIDTH, device=ranks.device)
     uneven = DTensor.from_local(some, mesh, (Shard(0),), shape=(3, WIDTH), stride=(WIDTH, 1))
     with pytest.raises(ValueError, match=r"x is \(3, 48\), and 2 ranks cannot share dimension 0 evenly"):
