@@ -122,7 +122,13 @@ def _held_by(optimizer):
 
 
 def _before_step(optimizer, *_):
-    stale = sorted(static.name for static in _held_by(optimizer) if not static.is_current())
+    held = _held_by(optimizer)
+    for static in held:
+        if hasattr(static.weight(), "_local_tensor"):  # a DTensor
+            raise RuntimeError(
+                f"octile: the weight of {static.name} was sharded after cache_weights_(): call remove() before that"
+            )
+    stale = sorted(static.name for static in held if not static.is_current())
     if stale:
         warnings.warn(
             f"octile: the weights of {', '.join(stale)} have changed since they were quantized, outside the "

@@ -530,6 +530,24 @@ def test_compiled_parallel(mesh):
     parallel_checks.compiled(mesh, "inductor")
 
 
+def test_cached_before_it_is_sharded(mesh):
+    """The step says so, and writes nothing."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(octile.Linear(8, 8))
+    cached = octile.cache_weights_(model)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 8)).sum().backward()
+    before = [p.to_local().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"the weight of 0 was sharded after cache_weights_\(\): call remove"):
+        optimizer.step()
+    assert all(torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before, strict=True))
+    cached.remove()
+    optimizer.step()
+    assert not torch.equal(model[0].weight.to_local(), before[0])
+
+
 def test_without_sharding():
     """Prepared, and never sharded: the layer is as it was."""
     x, dy = inputs()
