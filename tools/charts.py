@@ -107,7 +107,7 @@ def ours_of(document, point):
 
 
 def ratios(document, point):
-    """{peer: our speed by its speed}."""
+    """{peer: our speed over its speed}."""
     if "ratios" in point:
         return dict(point["ratios"])
     ours = ours_of(document, point)
@@ -128,7 +128,7 @@ def peers(document):
 
 
 def mean(document, peer):
-    """The geometric mean of our speed by that of the peer, over the points that have both."""
+    """The geometric mean of our speed over the peer's, over the points that have both."""
     found = [ratios(document, point)[peer] for point in document["points"] if peer in ratios(document, point)]
     return math.exp(sum(map(math.log, found)) / len(found))
 
@@ -175,13 +175,13 @@ def ratio_chart(document):
         own = point["values"].get(ours_of(document, point)) if "values" in point else point.get("ours")
         if own is not None:
             svg.text(right + 14, y, f"{number(own)} {unit_of(document, point)}", colour="var(--ours)")
-    svg.text((left + right) / 2, bottom + 36, "speed of the peer, as a multiple of Octile's", "middle", 12, colour="var(--soft)")
+    svg.text((left + right) / 2, bottom + 36, "speed of the peer relative to Octile's", "middle", 12, colour="var(--soft)")
     svg.height = bottom + 48
     return svg
 
 
 def sweep_chart(document):
-    """A line for each series: our speed by the peer's, at each x."""
+    """A line for each series: our speed over the peer's, at each x."""
     svg, series = Svg(760), list(dict.fromkeys(point["series"] for point in document["points"]))
     (peer,) = peers(document)
     places = list(dict.fromkeys(point["x"] for point in document["points"]))
@@ -207,7 +207,7 @@ def sweep_chart(document):
         svg.parts.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in dots)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         for (x, y), place in zip(dots, places):
             svg.mark(shape, x, y, colour, f"{name}, {place}: {found[name, place]:.2f} times the speed of {peer}")
-    svg.text((left + right) / 2, bottom + 42, f"rows of X; up: Octile's speed by that of {peer}", "middle", 12, colour="var(--soft)")
+    svg.text((left + right) / 2, bottom + 42, f"rows of X; up: Octile's speed relative to {peer}", "middle", 12, colour="var(--soft)")
     svg.height = bottom + 54
     return svg
 
@@ -345,10 +345,10 @@ def entry(name, document):
     text = f"### {document['title']}\n\n{document['about']}\n\n![{document['title']}]({name}.svg)\n\n"
     if document["kind"] in ("ratio", "sweep"):
         means = ", ".join(f"{peer} {mean(document, peer):.2f}" for peer in peers(document))
-        text += f"Octile's speed by the peer's, geometric mean: {means}.\n\n"
+        text += f"Octile's speed relative to each peer, geometric mean: {means}.\n\n"
     text += provenance(document) + "\n\n"
     what = f"Figures, {unit}" if unit else "Figures"
-    what += ", and Octile's speed by the peer's" if "ratios" in document["points"][0] else ""
+    what += ", and Octile's speed relative to the peer" if "ratios" in document["points"][0] else ""
     text += f'<details markdown="1"><summary>{what} ({name}.json)</summary>\n\n{table(document)}\n\n</details>\n\n'
     return text
 
@@ -358,8 +358,8 @@ HEAD = """# Benchmarks
 Every chart is drawn from a JSON file beside this page, which names the date, the chip, the commit and the command. Each compares contenders that
 ran in one process or in turns in one run, so read the ratios: absolute times of shared machines drift by up to a factor of two.
 
-T/s are 10^12 operations a second, 2 M N K operations to a product. Whole layers quantize their input within the time; a bare product does not.
-[Measurements](../explanation/measurements.md) has what is not drawn here: quantizers, before and after, single kernels, what was tried.
+T/s are 10^12 operations a second; a product has 2 M N K operations. The time of a whole layer includes quantizing its input; that of a bare product does not.
+[Measurements](../explanation/measurements.md) has the rest: quantizers, comparisons of versions, single kernels, and what was tried.
 
 """
 TAIL = """## Add a run
@@ -369,22 +369,22 @@ TAIL = """## Add a run
 python3 tools/charts.py --add out/gpu_peers/gpu_peers.json --name h200-w8a8-product
 ```
 
-makes a JSON file of what `./dev gpu-peers`, `./dev peers --json FILE` or `octile bench --json` wrote, and draws. Files written by hand need no
-more than the fields below. `./dev docs` and the tests call `tools/charts.py`, and the tests fail where a chart or this page is older than its JSON.
+converts the output of `./dev gpu-peers`, `./dev peers --json FILE` or `octile bench --json` to a JSON file here, and draws it. Files written by hand need
+only the fields below. `./dev docs` and the tests call `tools/charts.py`, and the tests fail if a chart or this page does not match its JSON.
 
 | field | what |
 | --- | --- |
 | `title`, `about`, `section`, `order` | heading, one or two sentences, one of the sections above, place in it |
-| `date`, `chip`, `driver`, `commit`, `command`, `versions` | where the figures come from; `driver` of GPUs |
+| `date`, `chip`, `driver`, `commit`, `command`, `versions` | where the figures come from; `driver` for GPUs only |
 | `kind` | `ratio`: peers beside ours; `sweep`: the same as lines, of points with `series` and `x`; `bars`: speeds beside a `baseline`; `difference`: with a standard error, beside 0 |
-| `ours` | the name, or the names, of what is Octile's |
-| `unit` | `T/s`, `tokens/s`, `GOPS`, `us`, `ms` or `s`, of the file or of a point |
-| `of` | head of the table's first column |
+| `ours` | the name, or names, of Octile's contenders |
+| `unit` | `T/s`, `tokens/s`, `GOPS`, `us`, `ms` or `s`, for the whole file or per point |
+| `of` | heading of the table's first column |
 | `points[].name` | a shape, a model, a batch size |
 | `points[].values` | {contender: measured value}; in `difference` [value, standard error] |
-| `points[].ratios` | our speed by each peer's, where the run tells it itself (the median over rounds, say) |
+| `points[].ratios` | our speed relative to each peer, where the run reports it itself (such as the median over rounds) |
 | `points[].ours` | our own value, where there are ratios and no values |
-| `headline[].{what,peer,of,point,ours}` | a line in the chart of the front page: its group, the peer's name there, its name here; of one point and one of ours, if not the mean over all points |
+| `headline[].{what,peer,of,point,ours}` | a bar of the front page's chart: its group, the peer's name there, its name here; `point` and `ours` select one point and one contender instead of the mean over all points |
 """
 
 
@@ -415,7 +415,7 @@ def rendered():
     """{path: text} of everything that is drawn."""
     documents = load()
     files = {FOLDER / f"{name}.svg": KINDS[document["kind"]](document).render(document["title"]) for name, document in documents.items()}
-    files[FOLDER / "headline.svg"] = headline_chart(documents.values()).render("Octile's speed by that of other libraries")
+    files[FOLDER / "headline.svg"] = headline_chart(documents.values()).render("Octile's speed relative to other libraries")
     files[FOLDER / "index.md"] = page(documents)
     return files
 

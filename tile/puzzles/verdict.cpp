@@ -115,9 +115,9 @@ std::string text(const Score& score) {
     again += (again.empty() ? "\n  reads " : ", ") + reuse.tensor + " " + number(reuse.times(), "%.2f") + " times";
   }
   return "moves " + std::to_string(score.moved_bytes) + " bytes, " + number(score.times_minimum(), "%.2f") +
-         " times the minimum of " + std::to_string(score.min_bytes) + "; its warps use " +
-         number(100 * score.sector_use(), "%.0f") + " % of the bytes that they fetch; " +
-         number(100 * score.masked_off(), "%.0f") + " % of its lanes are masked off" + again;
+         " times the minimum of " + std::to_string(score.min_bytes) + "; " +
+         number(100 * score.sector_use(), "%.0f") + " % of fetched bytes are used; " +
+         number(100 * score.masked_off(), "%.0f") + " % of lanes are masked off" + again;
 }
 
 std::string text(const Facts& facts, const Verdict& verdict) {
@@ -132,7 +132,7 @@ std::string text(const Facts& facts, const Verdict& verdict) {
   result += "right at " + plural(verdict.cases, "size");
   if (verdict.hidden > 0) result += ", " + std::to_string(verdict.hidden) + " of them hidden";
   if (verdict.worst > 0)
-    result += "; errors are up to " + number(100 * verdict.worst, "%.3g") + " % of what is allowed";
+    result += "; the largest error is " + number(100 * verdict.worst, "%.3g") + " % of the tolerance";
   result += "\n";
   if (verdict.stated) result += "  " + text(score(*verdict.stated)) + "\n";
   return result + proof;
