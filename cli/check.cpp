@@ -21,25 +21,25 @@ namespace octile::cli {
 namespace {
 
 constexpr const char* kFooter =
-    R"(Each row of the kernel table is run through the plans with fresh random inputs: ragged and
+    R"(Each row of the kernel table is run through the plans with random inputs: ragged and
 empty shapes, padded and repeated rows, every type and option, ties, subnormal, huge and
-infinite values and NaN. Integers, and floats that follow from exact sums, must have the
-oracle's bits; sums in float must keep a bound derived from their length and magnitudes.
-What lies around the outputs must stay as it was.
+infinite values and NaN. Integers, and floats computed from exact sums, must have the
+oracle's bits; sums of floats must stay within a bound derived from their length and
+magnitudes. Memory around the outputs must not change.
 
-A case that runs a sum in float is run a second time with another number of threads, and
-must give the same bits.
+A case that sums floats is run a second time with another number of threads, and must give
+the same bits.
 
-With --device cuda the tensors lie in the memory of the first GPU, each case runs on a stream
-of its own and then once more as a CUDA graph, which must give the same bits, and there are
-larger cases too, whose results are compared with the CPU's. Under compute-sanitizer use
+With --device cuda the tensors are in the memory of the first GPU. Each case runs on a stream
+of its own and then again as a CUDA graph, which must give the same bits. There are larger
+cases too, whose results are compared with the CPU's. Under compute-sanitizer use
 --no-graph --own-allocations --quick.
 
 With --digest each row has a line "digest NAME HEX": 64 bits over all of its outputs, by which
 two builds or two machines can be compared bit for bit. The same options give the same cases.
 
-The last line is "N passed, N failed, N skipped", counting a row with a case as one. The
-exit status is 1 if any failed.
+The last line is "N passed, N failed, N skipped"; each case counts once per row. The exit
+status is 1 if any failed.
 
 Examples:
   octile check
@@ -166,10 +166,10 @@ void add_check(CLI::App& app) {
       ->capture_default_str();
   check
       ->add_option("--kernel", options->sweep.kernels,
-                   "Only this row, or those of this arch, as portable; may be repeated")
+                   "Only this row, or those of an arch such as portable; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  check->add_option("--seed", options->sweep.seed, "Of the random inputs")
+  check->add_option("--seed", options->sweep.seed, "Seed of the random inputs")
       ->check(CLI::Validator(
           [](const std::string& text) {
             const char* const end = text.data() + text.size();
@@ -185,15 +185,15 @@ void add_check(CLI::App& app) {
   check->add_flag_callback(
       "--quick", [options] { options->sweep.every = check::kQuick; }, "About an eleventh of the cases");
   check->add_flag_callback(
-      "--no-graph", [options] { options->sweep.graphs = false; }, "cuda: do not run the cases as graphs too");
+      "--no-graph", [options] { options->sweep.graphs = false; }, "cuda: do not repeat the cases as graphs");
   check->add_flag("--own-allocations", options->sweep.own_allocations,
-                  "cuda: an allocation for each tensor, of its size");
-  check->add_option("--form", options->sweep.form, "cuda: each row's kernel of this number, where it has so many")
+                  "cuda: allocate each tensor separately, at its exact size");
+  check->add_option("--form", options->sweep.form, "cuda: use each row's kernel with this number, if it has one")
       ->check(CLI::Range(0, 99));
   check->add_flag("--digest", options->sweep.digest,
-                  "A digest of each row's outputs, to compare machines and builds with");
-  check->add_flag("--json", options->json, "One JSON document instead of the table and the lines");
-  check->add_flag("--verbose", options->verbose, "A line before each case, and all failures")->excludes("--json");
+                  "Print a digest of each row's outputs, to compare builds and machines");
+  check->add_flag("--json", options->json, "Write one JSON document instead of text");
+  check->add_flag("--verbose", options->verbose, "Print a line before each case, and all failures")->excludes("--json");
   add_quiet(*check);
   check->callback([options] { run(*options); });
 }

@@ -23,7 +23,7 @@ std::shared_ptr<CLI::FormatterBase> examples_first();
 
 // For a verb that shows its progress.
 inline void add_quiet(CLI::App& verb) {
-  verb.add_flag_callback("-q,--quiet", silence_progress, "Show no progress; where stderr is no terminal, none is");
+  verb.add_flag_callback("-q,--quiet", silence_progress, "Show no progress (the default unless stderr is a terminal)");
 }
 
 }  // namespace octile::cli

@@ -30,7 +30,7 @@ constexpr const char* kFooter =
 (int-quantized, pack-quantized, AWQ, GPTQ). For each linear layer of both:
   SQNR       10 log10(sum a^2 / sum (a - b)^2), in dB, of the dequantized weights
   max error  the largest |a - b|
-Weights are compared as the files hold them, F64 unrounded. A warning names layers with rows or
+Weights are compared as stored, F64 unrounded. A warning names layers with rows or
 groups that are all zero in B but not in A.
 All other tensors are compared byte by byte. A smoothed checkpoint has different weights by
 design: they were multiplied by the factors that its norms were divided by.
@@ -299,11 +299,11 @@ void add_compare(CLI::App& app) {
   command->footer(kFooter);
   auto options = std::make_shared<Options>();
   command->add_option("a", options->a, "A safetensors file, or a model's folder")->required();
-  command->add_option("b", options->b, "The same; compared with A")->required();
-  command->add_option("--min-sqnr,--least-sqnr", options->min_sqnr, "Fail if a layer has less, in dB")
+  command->add_option("b", options->b, "The same, to compare with A")->required();
+  command->add_option("--min-sqnr,--least-sqnr", options->min_sqnr, "Fail if a layer's SQNR is below this, in dB")
       ->check(finite_number("", false))
       ->type_name("DB");
-  command->add_option("--worst", options->worst, "How many layers to show")
+  command->add_option("--worst", options->worst, "Number of layers to show, worst first")
       ->check(CLI::Range(0, 1 << 30).description(""))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");

@@ -17,11 +17,11 @@ namespace octile::cli {
 namespace {
 
 constexpr const char* kFooter =
-    R"("uses" is the widest instruction set that the kernels are written for and that may be used
+    R"("uses" is the widest instruction set that kernels exist for and that may be used
 here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni,
 avx512bf16, amx; on 64-bit Arm baseline, neon, i8mm) forces a narrower one.
 
-"tuning" is the file of measured choices that plans follow (octile tune), for each device.
+"tuning" is the file of measured kernels (octile tune) that plans use, for each device.
 
 The kernel table has one row per kernel. "yes" in its last column: a plan can choose the
 kernel on this machine; otherwise the column says what is missing. `octile check` compares

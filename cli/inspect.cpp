@@ -194,7 +194,7 @@ void add_inspect(CLI::App& app) {
   auto options = std::make_shared<Options>();
   command->add_option("path", options->path, "A safetensors file, or a model's folder")->required();
   command->add_flag("--headers", options->headers, "Read only the headers");
-  command->add_option("--outlier", options->outlier, "An outlier exceeds the median by this factor")
+  command->add_option("--outlier", options->outlier, "A channel is an outlier beyond this factor of the median")
       ->check(finite_number("POSITIVE", true))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");

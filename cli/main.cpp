@@ -22,33 +22,33 @@ constexpr const char* kDescription =
 
 The command shows what the Octile library can do here: which kernels run on this
 machine, whether each computes what the contract says, how fast it is, and which are the
-fastest, for plans to follow. It quantizes checkpoints of models and looks into them, and its
-puzzles teach to write kernels.
+fastest, for plans to use. It quantizes, inspects and compares checkpoints of models, and
+its puzzles teach how to write kernels.
 )";
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
 
-Results go to the standard output, errors to the standard error, and so does progress where
-that is a terminal; --quiet shows none. With --json the standard output is one JSON document
-and nothing else; docs/reference/json.md has its fields. No output is coloured.
+Results go to the standard output, errors to the standard error. Progress is shown on the
+standard error if that is a terminal, unless --quiet is given. With --json the standard output
+is one JSON document and nothing else; docs/reference/json.md has its fields. No output is
+coloured.
 
-Files appear whole or not at all, and nothing is left of a command that is interrupted. A file
-that is replaced keeps its permissions; of a symbolic link, the file behind it is replaced. A
+Files are written completely or not at all, and an interrupted command leaves nothing behind. A
+file that is replaced keeps its permissions; if it is a symbolic link, its target is replaced. A
 page may go to a pipe or a character device (/dev/stdout), which is written into.
 
 Exit status:
-  0  all went well
+  0  success
   1  something failed: a check, a file, a kernel that cannot run here
-  2  the command line was wrong: an unknown option or command, or a bad value; or
-     OCTILE_ISA was
+  2  the command line was wrong (an unknown option or command, or a bad value), or OCTILE_ISA
 
 Environment:
-  OCTILE_ISA  the widest instruction set that the kernels may use: baseline, avx2, avxvnni,
-            avx512, avx512vnni, avx512bf16, amx, or on Arm neon, i8mm, and the machine must
-            have it.
+  OCTILE_ISA  the widest instruction set that the kernels may use, which the machine must
+            have: baseline, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx, or on Arm
+            neon, i8mm.
             octile info says which is used
-  OCTILE_TUNING  the file of measured kernels that plans follow, or "off"; octile tune --help
-  TERM      "dumb": the progress is shown in plain lines
+  OCTILE_TUNING  the file of measured kernels that plans use, or "off"; octile tune --help
+  TERM      "dumb": progress is shown in plain lines
 
 Examples:
   octile info                         what this machine has, and the kernel table

@@ -35,12 +35,12 @@ constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/reference/tile.md). Numbers 13 to 18 are
 the kernels of an int8 linear layer. docs/reference/puzzles.md has the tasks and what is checked.
 
-Begin with `new`, which writes a file, and `check`, which judges what you have written in it.
+Begin with `new`, which writes a file, and `check`, which judges the kernel that you write in it.
 
 Examples:
   octile puzzles list                                     the tasks
   octile puzzles new 2                                    write masked_add.cpp, to fill in
-  octile puzzles check masked_add.cpp                     is it right, and how much does it move
+  octile puzzles check masked_add.cpp                     is it right, and what does it move
   octile puzzles check masked_add.cpp --report page.html  see each access
   octile puzzles run 2 --wrong                            typical mistakes, and their verdicts)";
 
@@ -50,7 +50,7 @@ constexpr const char* kListFooter = R"(Examples:
 
 constexpr const char* kRunFooter =
     R"(On the CPU every access is checked, as in `octile puzzles check`. On a GPU the values are compared with the
-expected ones, and the memory around each tensor has to stay as it was.
+expected ones, and the memory around each tensor must not change.
 
 The exit status is 1 if a kernel is wrong, or with --wrong if one is not caught.
 
@@ -73,18 +73,18 @@ Examples:
 
 constexpr const char* kCheckFooter =
     R"(The kernel runs at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and 0, with
-negative, large and zero inputs. Every access is checked: out of bounds, undefined lanes, memory that
-nobody wrote, races between programs, and the like.
+negative, large and zero inputs. Every access is checked for bounds, undefined lanes, uninitialized
+memory, races between programs, and the like.
 
-`check` compiles the file, with the compiler that CXX names, and runs it as you, with all your rights:
-read a stranger's file before you check it.
+`check` compiles the file, with the compiler that CXX names, and runs it as you, with all your
+permissions: read a file from somebody else before you check it.
 
 Examples:
   octile puzzles check masked_add.cpp
   octile puzzles check masked_add.cpp --stated               only the sizes of the task
   octile puzzles check masked_add.cpp --report page.html     a page that shows each access
   octile puzzles check masked_add.cpp --prove                is it safe at all sizes
-  octile puzzles check masked_add.cpp --verbose              all that the compiler says)";
+  octile puzzles check masked_add.cpp --verbose              the compiler's full output)";
 
 // ---- Names ----
 
@@ -370,7 +370,7 @@ void add_list(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("list", "Show the puzzles");
   command->footer(kListFooter);
   const auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, "One JSON document instead of the table, with sizes, hints and tolerances");
+  command->add_flag("--json", *as_json, "Write one JSON document instead of a table, with sizes, hints and tolerances");
   command->callback([as_json] { list(*as_json); });
 }
 
@@ -384,12 +384,13 @@ void add_run(CLI::App& app) {
       ->capture_default_str();
   auto* const report = command
                            ->add_option("--report", options->report,
-                                        "Write a page of what the kernel did; of several kernels, a page each, with "
-                                        "their names in the file's")
+                                        "Write a page that shows what the kernel did; with several kernels, one page "
+                                        "each, with the kernel's name in the file name")
                            ->type_name("FILE");
-  auto* const wrong = command->add_flag("--wrong", options->wrong, "Instead the wrong kernels, which must be caught");
-  auto* const json = command->add_flag("--json", options->json, "One JSON document instead of text");
-  command->add_flag("--prove", options->prove, "Also prove the kernels, which are compiled for it; needs Z3")
+  auto* const wrong =
+      command->add_flag("--wrong", options->wrong, "Run the wrong kernels instead, which must be caught");
+  auto* const json = command->add_flag("--json", options->json, "Write one JSON document instead of text");
+  command->add_flag("--prove", options->prove, "Also compile and prove the kernels; needs Z3")
       ->excludes(wrong)
       ->excludes(report)
       ->excludes(json);
@@ -409,11 +410,12 @@ void add_run(CLI::App& app) {
 }
 
 void add_new(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("new", "Write a file to solve a puzzle in");
+  CLI::App* const command = app.add_subcommand("new", "Write a file in which to solve a puzzle");
   command->footer(kNewFooter);
   const auto which = std::make_shared<std::string>(), path = std::make_shared<std::string>();
   command->add_option("puzzle", *which, "A number or a name")->required();
-  command->add_option("file", *path, "Where; without it, the puzzle's name with .cpp, here")->type_name("FILE");
+  command->add_option("file", *path, "The file to write (default: the puzzle's name with .cpp, here)")
+      ->type_name("FILE");
   command->callback([which, path] { write_starter(*which, *path); });
 }
 
@@ -430,8 +432,7 @@ void add_check_solution(CLI::App& app) {
   command->add_option("--report", check->report, "Write a page that shows each access of the kernel")
       ->type_name("FILE");
   command
-      ->add_option("--timeout", check->timeout,
-                   "End the file's program, and what it has started, after so many seconds")
+      ->add_option("--timeout", check->timeout, "Kill the program, and everything that it has started, after this time")
       ->type_name("SECONDS")
       ->check(a_time)
       ->capture_default_str();
@@ -442,7 +443,7 @@ void add_check_solution(CLI::App& app) {
   command->add_flag("--stated", check->stated, "Only the sizes of the task, not the hidden ones");
   command->add_flag("--prove", check->prove,
                     "Also prove that the kernel is safe at all sizes, or find a size at which it is not; needs Z3");
-  command->add_flag("--verbose", check->verbose, "All that the compiler says, not only what it means");
+  command->add_flag("--verbose", check->verbose, "Show the compiler's full output");
   command->callback([check] {
     check->file = as_path(check->file);
     check->report = as_path(check->report);
@@ -455,7 +456,7 @@ void add_check_solution(CLI::App& app) {
 }  // namespace
 
 void add_puzzles(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("puzzles", "Learn the tile language: puzzles, and a judge");
+  CLI::App* const command = app.add_subcommand("puzzles", "Learn the tile language by puzzles, which are checked");
   command->footer(kFooter);
   command->require_subcommand(1);
   add_list(*command);

@@ -32,9 +32,9 @@ constexpr int kInterrupted = 130;  // a shell's status of a program that SIGINT 
 constexpr const char* kFooter =
     R"(IN and OUT are both a .safetensors file, or both a folder as Transformers writes it. OUT is
 a compressed-tensors checkpoint, which vLLM and Transformers load too. All other files of a
-folder are copied verbatim. OUT appears when everything is done, or not at all. Links in IN
-to files are followed, wherever they lead; written files have the permissions of their
-sources, less the umask.
+folder are copied verbatim. OUT is written completely or not at all. Links in IN to files are
+followed, wherever they lead; written files have the permissions of their sources, less the
+umask.
 
 Formats:
   w8a8         int8 weights; activations quantized per token
@@ -42,38 +42,37 @@ Formats:
   w8a16        int8 weights; activations stay float
   w4a16        4-bit weights; activations stay float
   w4a8         4-bit weights; activations quantized per token
-A weight has one scale per output channel, or with --group one per 32, 64 or 128 neighbouring
+A weight has one scale per output channel, or with --group one per 32, 64 or 128 consecutive
 inputs. w4a16 and w4a8 have groups of 128 by default; --group 0 means a whole row.
 
 Methods, each better and slower than the one before:
   nearest   each weight to the nearest level
-  clip      the scale of min squared error; with second moments, of the layer's output
+  clip      the scale with the smallest squared error; with second moments, of the output
   feedback  column by column (GPTQ): later columns compensate for the error of earlier ones;
             the calibration must hold second moments
 
 A linear layer is a float matrix NAME.weight whose name is not that of an embedding, norm,
 head or router. Experts in one tensor (gate_up_proj, down_proj) become layers of their own.
 PATTERN matches layer names: * is any text. --only selects exactly the layers it matches,
-whatever their names. Both options take one value each time, one pattern or several separated
+whatever their names. Both options take one value at a time: a pattern, or several separated
 by commas:
   --ignore '*.down_proj' --ignore '*.o_proj'   is   --ignore '*.down_proj,*.o_proj'
 
 --calibration is a file of input statistics, saved by octile.calibrate in Python. --smooth
-(SmoothQuant) moves outliers from the inputs to the weights where the layer before can take
+(SmoothQuant) moves outliers from the inputs to the weights if the layer before can take
 the factors without changing what the model computes; other layers are listed with the
-reason. With --smooth search, groups that no alpha would improve on unseen inputs stay as
+reason. With --smooth search, layers that no alpha would improve on unseen inputs stay as
 they are.
 
---force replaces OUT, a file or a folder and nothing else; if OUT is a link, its target. A
-folder is replaced as a whole, so everything in it must be in IN too, and no input may be in
-it.
+--force replaces OUT, which must be a file or a folder; if it is a link, its target. A folder
+is replaced as a whole, so everything in it must be in IN too, and no input may be in it.
 
 The report's SQNR compares the quantized weights with the values in IN. Warnings name patterns
 that match no layer, rows or groups of weights that became all zeros, being too small for the
 smallest scale (1e-8), and smoothing that rests on few calibration rows.
 
 Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
-at the next layer. A second Ctrl-C ends it at once, as other signals do. Nothing is left then.
+at the next layer. A second Ctrl-C ends it at once, as other signals do. No files are left.
 
 Examples:
   octile quantize FOLDER OUT --format w8a8
@@ -278,7 +277,7 @@ void add_quantize(CLI::App& app) {
       ->check(CLI::IsMember(names_of(kMethods)))
       ->capture_default_str();
   command->add_option("--calibration", options->calibration, "Statistics of the layers' inputs")->type_name("FILE");
-  command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search")
+  command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or \"search\"")
       ->check(CLI::Validator(check_smooth, ""))
       ->type_name("ALPHA");
   auto* ignore =
@@ -289,7 +288,7 @@ void add_quantize(CLI::App& app) {
     patterns->type_name("PATTERN[,PATTERN...]")->delimiter(',')->expected(1)->allow_extra_args(false);
     patterns->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
-  command->add_flag("--force", quantize_options.overwrite, "Replace OUT if it is there");
+  command->add_flag("--force", quantize_options.overwrite, "Replace OUT if it exists");
   command->add_option("--threads", quantize_options.threads, "CPU threads (0: all). Results do not depend on it")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -21,27 +21,27 @@ namespace {
 
 constexpr const char* kFooter =
     R"(A benchmark is called <format>_<operation>_<shape>, as in w8a8_forward_16x4096x4096. A
-shape is M x K x N: the batch, IN, OUT; what the operation does not have is left out. All
-of them time a plan's run() on f32 tensors (forward_bf16: X in bf16; on a GPU: f16) of random
-normal values, quantized to the full range; forward_s8 is handed X quantized. What only moves
-data is timed in other floats with --dtype. 4-bit weights have groups of 128, or of a whole row
-where that does not divide IN. Without options every kernel is timed that is not a plain
-reference loop.
+shape is M x K x N: the batch, IN, OUT, as far as the operation has them. All benchmarks
+time a plan's run() on f32 tensors (forward_bf16: X in bf16; on a GPU: f16) of random
+normal values, quantized to the full range; in forward_s8, X is already quantized. --dtype
+times benchmarks that only move data in other float types. 4-bit weights have groups of 128,
+or of a whole row where 128 does not divide IN. Without options, every kernel is timed except
+the reference loops.
 
 Columns:
-  time      the median; the runs are counted in the last column
-  speed     2 M N K / time for products, quantizing X or dY counted in the time; for the
+  time      the median; the last column is the number of runs
+  speed     2 M N K / time for products, where the time includes quantizing X or dY; for the
             rest the bytes read and written, each operand once
-  of peak   the share of what this machine can do, measured in the same run: of its int8
-            f32 or bf16 arithmetic, or of its memory (mem), whichever allows less
+  of peak   the share of this machine's peak, measured in the same run: in int8, f32 or
+            bf16 arithmetic, or in memory bandwidth (mem), whichever is the tighter limit
   baseline  the time of another program that runs in turns with ours: openblas_sgemm does
             the product in f32, memcpy reads and writes as many bytes
   ratio     the baseline's time over ours: above 1 ours is faster
   host      on a GPU, instead of the last two: how long the call of run() takes, which
             only enqueues
 
-Before each run the caches are emptied, unless --warm is given. A GPU's times are its own
-clock's, its int8 peak is that of its specification at its highest clock.
+Before each run the caches are emptied, unless --warm is given. On a GPU, times are measured
+by its own clock, and the int8 peak is the specification's, at the highest clock rate.
 
 Exit status: 0, or 1 if nothing could be timed, or 2 for a wrong command line.
 
@@ -366,23 +366,22 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--filter", options->filter, "Only benchmarks whose name, or whose kernel's, contains this")
       ->type_name("SUBSTRING");
-  command->add_option("--kernel", options->kernel, "Only this kernel, or those of this arch, as \"reference\"")
+  command->add_option("--kernel", options->kernel, "Only this kernel, or those of an arch such as reference")
       ->type_name("NAME");
-  command->add_option("--dtype", options->dtype, "Floats of what moves data, on a CPU; f16 and bf16 leave products out")
+  command->add_option("--dtype", options->dtype, "CPU: type of floats that are only moved; f16, bf16: no products")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
       ->capture_default_str();
-  command->add_flag("--chosen", options->chosen, "Not each row, but what the plans choose by themselves")
-      ->excludes("--kernel");
+  command->add_flag("--chosen", options->chosen, "Time only the kernels that plans choose")->excludes("--kernel");
   command->add_option("--shape", options->shape_texts, "Instead of the usual shapes; may be repeated")
       ->type_name("MxKxN")
       ->allow_extra_args(false);
   command->add_option("--threads", options->threads, "CPU threads (default: all that may be used)")
       ->type_name("COUNT")
       ->check(CLI::Range(1, 1024).description(""));
-  command->add_option("--runs", options->runs, "Runs of each (default: 20, fewer where that takes over 3 s; cuda: 40)")
+  command->add_option("--runs", options->runs, "Runs of each (default: 20, fewer if that takes over 3 s; cuda: 40)")
       ->type_name("COUNT")
       ->check(CLI::Range(1, 1000000).description(""));
-  command->add_flag("--warm", options->warm, "Leave in the caches what the run before left there");
+  command->add_flag("--warm", options->warm, "Do not empty the caches before each run");
   command->add_flag("--list", options->list, "Show the names and time nothing");
   command->add_flag("--json", options->json, "Write one JSON document instead of a table");
   add_quiet(*command);

@@ -26,25 +26,26 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFooter =
     R"(A plan takes the kernel that a cost model expects to be the fastest. The model was fitted to
-few machines; on others, or for unusual shapes, measuring finds a faster one. tune times the
-kernels of each product in turns, caches emptied before each run, and writes the fastest to a
-file, one for each model of device and version of the library:
+few machines; on others, or for unusual shapes, measuring may find a faster one. tune times the
+kernels of each product in turns, with emptied caches before each run, and writes the fastest to
+a file, one for each model of device and version of the library:
 
   $XDG_CACHE_HOME/octile/DEVICE-VERSION.tuning   (without that variable: ~/.cache)
 
-Plans follow it by themselves. The kernels of a product with int8 activations (w8a8, w4a8) all
-give the same bits, so tuning changes nothing but the time. Those of w8a16 and w4a16 on a GPU
-add floats in orders of their own: plans follow such choices only from a file that OCTILE_TUNING
+Plans use this file automatically. The kernels of a product with int8 activations (w8a8, w4a8)
+all give the same bits, so tuning affects only the time. Those of w8a16 and w4a16 on a GPU sum
+floats in different orders: plans follow such choices only from a file that OCTILE_TUNING
 names. On a CPU the type of X decides, and there is nothing to choose.
 
-A shape is M x K x N: the batch, IN, OUT. A choice holds for batches above half its own too:
-that for 64 rows serves 33 to 64, unless one for fewer of them is there. Without --shape and the
-like, the layers are those of a model of 8 billion parameters. A product that no kernel can do is
-left out, such as one with groups that do not divide K; a line says why. What the file has of
-other products stays in it, and an interrupted run keeps what it had measured.
+A shape is M x K x N: the batch, IN, OUT. A choice also serves smaller batches, down to half
+its own: that for 64 rows serves 33 to 64, unless the file has one for fewer rows that fits.
+Without --shape and the like, the layers are those of a model with 8 billion parameters. A
+product that no kernel can do, such as one with groups that do not divide K, is left out, and a
+line says why. Other products that are in the file stay there, and an interrupted run keeps
+what it has measured.
 
-The environment variable OCTILE_TUNING: "off", or the path of a file to follow instead.
-docs/how-to/tune.md has the whole story.
+The environment variable OCTILE_TUNING: "off", or the path of a file to use instead.
+docs/how-to/tune.md has the details.
 
 Exit status: 0, or 1 if nothing could be timed or written, or 2 for a wrong command line.
 
@@ -52,7 +53,7 @@ Examples:
   octile tune                                 int8 products of common shapes, on the CPU
   octile tune --device cuda --model-config model/config.json --batch 1,8,64
   octile tune --shape 32x4096x11008 --format w4a8 --packed
-  octile tune --list                          the choices that plans follow now)";
+  octile tune --list                          the choices that plans use now)";
 
 // ---- What is asked for ----
 
@@ -305,7 +306,7 @@ void tune(Options options) {
 }  // namespace
 
 void add_tune(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("tune", "Measure which kernels are the fastest here, for plans to follow");
+  CLI::App* command = app.add_subcommand("tune", "Measure which kernels are the fastest here, for plans to use");
   command->footer(kFooter);
   const auto options = std::make_shared<Options>();
   command->add_option("--device", options->device, "cpu, or cuda: the first GPU")
@@ -321,7 +322,7 @@ void add_tune(CLI::App& app) {
   command->add_option("--shape", options->shape_texts, "A product; may be repeated")
       ->type_name("MxKxN")
       ->allow_extra_args(false);
-  command->add_option("--shapes", options->shape_file, "Products, one a line")->type_name("FILE");
+  command->add_option("--shapes", options->shape_file, "Products, one per line")->type_name("FILE");
   command
       ->add_option("--model-config", options->model_config, "The layers of the model that this config.json describes")
       ->type_name("FILE");
@@ -329,19 +330,19 @@ void add_tune(CLI::App& app) {
       ->type_name("M,M,...")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 24).description(""));
-  command->add_option("--dtype", options->dtype, "f32, f16 or bf16, of X and Y (default: f32; cuda: f16)")
+  command->add_option("--dtype", options->dtype, "Type of X and Y: f32, f16 or bf16 (default: f32; cuda: f16)")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
       ->type_name("TYPE");
-  command->add_option("--group", options->group, "Inputs that share a scale, 0: all (default: 128 of 4-bit weights)")
+  command->add_option("--group", options->group, "Inputs that share a scale, 0: all (default for 4 bits: 128)")
       ->check(CLI::IsMember({0, 32, 64, 128}))
       ->type_name("SIZE");
-  command->add_flag("--packed", options->packed, "With packed weights, which are products of their own");
+  command->add_flag("--packed", options->packed, "With packed weights, which are tuned separately");
   command->add_option("--threads", options->threads, "CPU threads (default: all that may be used)")
       ->type_name("COUNT")
       ->check(CLI::Range(1, 1024).description(""));
-  command->add_flag("--warm", options->warm, "Leave in the caches what the run before left there");
+  command->add_flag("--warm", options->warm, "Do not empty the caches before each run");
   command->add_option("--out", options->out, "The file to write into, for OCTILE_TUNING")->type_name("FILE");
-  command->add_flag("--list", options->list, "Show the choices that plans follow now, and time nothing");
+  command->add_flag("--list", options->list, "Show the choices that plans use now, and time nothing");
   command->add_flag("--json", options->json, "Write one JSON document instead of a table");
   add_quiet(*command);
   command->callback([options] { tune(*options); });

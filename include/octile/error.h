@@ -16,7 +16,7 @@ enum class Status : int {
   unsupported = 3,          // a valid request that no kernel on this machine supports
   misaligned = 4,           // a pointer that is not a multiple of its element's size
   workspace_too_small = 5,  // fewer bytes than workspace_size()
-  cuda_error = 6,           // the CUDA runtime refused; the text names the kernel
+  cuda_error = 6,           // a CUDA call failed; the text names the kernel
   internal = 7,             // a bug in Octile
 };
 

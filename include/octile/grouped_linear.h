@@ -1,6 +1,6 @@
-// Octile: E linear layers of one shape, each for rows of its own: the experts of a mixture. And their gradients.
+// Octile: E linear layers of one shape, each for its own rows: the experts of a mixture. And their gradients.
 //
-// The rows are sorted by expert. The offsets lie on the plan's device, so that a run never waits for them.
+// The rows are sorted by expert. The offsets are on the plan's device, so a run never waits for them.
 #pragma once
 
 #include <cstddef>
@@ -38,15 +38,15 @@ struct GroupedLinearDescription {
   Activation activation = Activation::dynamic_per_token;  // or static_per_tensor, or none
   double static_scale = 0;                                // with Activation::static_per_tensor: of X, for all experts
   WeightFormat weight = WeightFormat::s8_per_channel;
-  bool packed_weight = false;  // `run` takes what `pack` wrote. The fastest
+  bool packed_weight = false;  // `run` takes what `pack` wrote, the fastest form
   bool bias = false;
-  bool clear_rest = false;  // nobody's rows of Y become 0 instead; without slots
+  bool clear_rest = false;  // rows of Y that belong to no expert become 0; without slots
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
-// Values of offsets, token and place are checked on the CPU alone. On a GPU nothing is copied to the host: the offsets
+// Values of offsets, token and place are checked only on a CPU. On a GPU nothing is copied to the host, so the offsets
 // may change between runs of a graph.
 // Offsets and tokens out of range then read and write outside of the tensors.
 struct GroupedLinearArgs {
@@ -54,8 +54,8 @@ struct GroupedLinearArgs {
   ConstTensor x_scale = {};  // only if x is s8 and not static: one for each row of x
   ConstTensor offsets = {};  // (E + 1), s32: ascending, 0 to M
   ConstTensor token = {};    // (M), s32, with gather: rows of x
-  ConstTensor weight = {};   // (E * N, K), the experts' one below the other; packed: (packed_weight_size()), u8, at a
-                             // multiple of 64
+  ConstTensor weight = {};   // (E * N, K), stacked by expert; packed: (packed_weight_size()), u8, at a multiple of 64
+                             // bytes
   ConstTensor weight_scale = {};       // (E * N); (E) per tensor; (E * N, K / group) in groups. Absent if packed
   ConstTensor weight_zero_point = {};  // (E * N, K / group), s32, within -8..7 (unchecked on a GPU); absent if packed
   ConstTensor bias = {};               // (E, N), dtype of y
@@ -67,8 +67,8 @@ struct GroupedLinearArgs {
 class OCTILE_API GroupedLinearPlan : public Plan {
  public:
   static GroupedLinearPlan select(const GroupedLinearDescription& description);
-  // Bytes of the packed weight of all experts; 0 without packed_weight. It is the experts' packed weights, each that of
-  // a LinearPlan of its n, k and format, one behind the other.
+  // Bytes of the packed weight of all experts; 0 without packed_weight. It is the concatenation of the experts' packed
+  // weights, each that of a LinearPlan with the same n, k and format.
   std::size_t packed_weight_size() const;
   // Packs the weights of all experts on the CPU, shaped as in GroupedLinearArgs.
   void pack(const LinearPackArgs& args) const;
@@ -99,17 +99,17 @@ struct GroupedLinearBackwardDescription {
   WeightFormat weight = WeightFormat::s8_per_channel;     // s8_per_channel or s8_per_tensor
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
   std::int64_t gradient_block = 0;                        // LinearBackwardDescription
-  bool clear_rest = false;                                // nobody's rows of dX become 0 instead
+  bool clear_rest = false;                                // rows of dX that belong to no expert become 0
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
-// Values of offsets are checked on the CPU alone.
+// Values of offsets are checked only on a CPU.
 struct GroupedLinearBackwardArgs {
   ConstTensor dy = {};            // (M, N)
   ConstTensor offsets = {};       // (E + 1), s32: ascending, 0 to M; for an int8 dW at most kMaxContraction apart
-  ConstTensor weight = {};        // (E * N, K), s8, the experts' one below the other; for dX
+  ConstTensor weight = {};        // (E * N, K), s8, stacked by expert; for dX
   ConstTensor weight_scale = {};  // (E * N), or (E) per tensor; for dX
   ConstTensor x = {};             // (M, K), s8; for dW
   ConstTensor x_scale = {};       // (M), or absent if static; for dW
@@ -122,7 +122,7 @@ struct GroupedLinearBackwardArgs {
 class OCTILE_API GroupedLinearBackwardPlan : public Plan {
  public:
   static GroupedLinearBackwardPlan select(const GroupedLinearBackwardDescription& description);
-  // Of one output, as LinearBackwardPlan's.
+  // The guarantee for one output, as in LinearBackwardPlan.
   const PrecisionGuarantee& precision_guarantee(Gradient gradient) const;
   using Plan::precision_guarantee;
   Verdict can_implement(const GroupedLinearBackwardArgs& args) const;

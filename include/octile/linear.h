@@ -23,15 +23,15 @@ namespace octile {
 //   acc_g = sum_{k in g} Xq[m, k] * (q[n, k] - z[n, g]), exact in s32
 //   t = fma(f32(acc_g), s_w[n, g], t), from t = 0
 //   Y[m, n] = round_to_y(fma(t, s_x[m], bias[n]))
-// float X (W8A16, W4A16), f32 sums in an order of the kernel's choice
+// float X (W8A16, W4A16), f32 sums in an order that depends on the kernel
 //   Y[m, n] = round_to_y(sum_k X[m, k] * ((q[n, k] - z[n, g]) * s_w[n, g]) + bias[n])
 //
-// f32 is f64 when y is f64. Without a bias, fma(a, b, bias) is a * b. With s8 X the result is the same bits on every
-// backend, and row m of Y depends on row m of X alone unless one dynamic scale serves the whole tensor.
+// f32 is f64 when y is f64. Without a bias, fma(a, b, bias) is a * b. With s8 X the result has the same bits on every
+// backend, and row m of Y depends only on row m of X, unless one dynamic scale serves the whole tensor.
 struct LinearDescription {
-  // Maximum number of rows; `run` accepts fewer. On a CPU they take as long as with a plan for so few. On a GPU the
-  // kernel and its tiles are chosen for m, and the bits of W4A16 and W8A16 are the kernel's: make a plan for each size
-  // that matters.
+  // Maximum number of rows; `run` accepts fewer. On a CPU fewer rows take no longer than with a plan made for that
+  // number. On a GPU the kernel and its tiles are chosen for m, and the bits of W4A16 and W8A16 depend on the kernel:
+  // make a plan for each size that matters.
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;    // with s8 X: at most kMaxContraction
@@ -41,7 +41,7 @@ struct LinearDescription {
   double static_scale = 0;  // with Activation::static_per_tensor: the scale of X, positive and finite in scale_type(y)
   WeightFormat weight = WeightFormat::s8_per_channel;
   WeightLayout weight_layout = WeightLayout::out_in;  // in_out: W8A8 with a scale per channel or tensor
-  bool packed_weight = false;  // `run` takes what `pack` wrote; weight_layout is of what `pack` reads. The fastest
+  bool packed_weight = false;  // `run` takes what `pack` wrote, the fastest form; weight_layout is that of pack's input
   bool bias = false;
   bool x_multiplier = false;  // X is multiplied per input channel before it is quantized (SmoothQuant's 1 / s)
   Device device = {};
@@ -70,8 +70,8 @@ struct LinearPackArgs {
 class OCTILE_API LinearPlan : public Plan {
  public:
   static LinearPlan select(const LinearDescription& description);
-  // Bytes of the packed weight; 0 without packed_weight. The form (docs/reference/packed-weights.md) holds the scales
-  // and zero points too, and depends on n, k and the weight's format alone: not on m, the machine or the kernel.
+  // Bytes of the packed weight; 0 without packed_weight. It (docs/reference/packed-weights.md) includes the scales and
+  // zero points, and depends only on n, k and the weight's format, not on m, the machine or the kernel.
   std::size_t packed_weight_size() const;
   // Packs a weight on the CPU, once for all runs. The packed bytes must begin at a multiple of 64, here and in run, so
   // that a vector never crosses a cache line: std::aligned_alloc(64, packed_weight_size()).
@@ -139,8 +139,9 @@ OCTILE_API std::string_view name(Gradient value);
 class OCTILE_API LinearBackwardPlan : public Plan {
  public:
   static LinearBackwardPlan select(const LinearBackwardDescription& description);
-  // Of one output: an int8 dX is exact beside a dB that is a sum of floats. Throws where the plan does not compute it.
-  // Without an argument it is what holds for all outputs. The reference is good for as long as the plan lives.
+  // The guarantee for one output: an int8 dX is exact even if dB is a sum of floats. Throws if the plan does not
+  // compute that output. Without an argument: the guarantee for all outputs. The reference is valid as long as the plan
+  // exists.
   const PrecisionGuarantee& precision_guarantee(Gradient gradient) const;
   using Plan::precision_guarantee;
   Verdict can_implement(const LinearBackwardArgs& args) const;

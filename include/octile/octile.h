@@ -1,7 +1,8 @@
 /* Octile: the C interface, and the stable boundary of the library. C11, and C++.
  *
- * The same plans as in octile.hpp, where the mathematics is written down (octile/quantize.h, octile/linear.h): an
- * octile_linear_plan is a octile::LinearPlan, and every field means what the field of that name means there.
+ * The same plans as in octile.hpp, where the mathematics is written down (octile/quantize.h, octile/linear.h): what
+ * octile_linear_plan_create makes is an octile::LinearPlan, and every field means what the field of that name means
+ * there.
  *
  *   octile_linear_description description;
  *   octile_linear_description_init(&description, sizeof description);
@@ -14,17 +15,17 @@
  *   octile_plan_destroy(plan);
  *
  * Rules for everything below:
- *   - A function that can fail returns an octile_status and writes its result through its last parameter, which is left
- *     alone on failure. octile_last_error() then has the text. No C++ exception leaves the library.
+ *   - A function that can fail returns an octile_status and writes its result through its last parameter, which stays
+ *     unchanged on failure. octile_last_error() then has the text. No C++ exception leaves the library.
  *   - Structures begin with their size, struct_size = sizeof the structure, so that fields can be added at their end.
  *     A smaller one (from an older header; a multiple of 8, at least 8) has the defaults in the fields it lacks. A
- *     larger one (from a newer header; at most 4096) is accepted if all that this library does not know of is zero.
+ *     larger one (from a newer header; at most 4096) is accepted if all fields that this library does not know are zero.
  *   - Booleans are 0 or 1. Choices are int32_t with the constants below; any other value is OCTILE_INVALID_ARGUMENT.
  *   - A plan is immutable: several threads may use one plan at once, each with its own workspace. A plan must not be
  *     destroyed while it is used. The library keeps no pointer that it is given beyond the call (on a GPU: beyond the
  *     work that the call puts on the stream).
- *   - Everything is computed rounding to nearest, subnormal numbers kept and exceptions masked, whatever the calling
- *     thread's floating-point environment is, which is left as it was, its sticky flags too.
+ *   - Everything is computed with rounding to nearest, subnormal numbers and masked exceptions, whatever the calling
+ *     thread's floating-point environment is, which is restored, including its sticky flags.
  */
 #pragma once
 
@@ -41,7 +42,7 @@ extern "C" {
 #define OCTILE_VERSION_MINOR 1
 #define OCTILE_VERSION_PATCH 0
 
-/* Raised when something here changes its meaning or goes away, not when something is added. */
+/* Increased when something here changes its meaning or is removed, not when something is added. */
 #define OCTILE_ABI_VERSION 1
 
 /* Of the library that is loaded: "0.1.0", and its OCTILE_ABI_VERSION. */
@@ -58,7 +59,7 @@ enum {
   OCTILE_UNSUPPORTED = 3,         /* a valid request that no kernel on this machine supports */
   OCTILE_MISALIGNED = 4,          /* a pointer that is not a multiple of its element's size */
   OCTILE_WORKSPACE_TOO_SMALL = 5, /* fewer bytes than octile_plan_workspace_size() */
-  OCTILE_CUDA_ERROR = 6,          /* the CUDA runtime refused; the text names the kernel */
+  OCTILE_CUDA_ERROR = 6,          /* a CUDA call failed; the text names the kernel */
   OCTILE_INTERNAL = 7             /* a bug in Octile, or out of memory */
 };
 
@@ -85,11 +86,11 @@ typedef struct {
 
 /* A view, laid out as DLPack's DLTensor: a DLTensor* may be cast to an octile_tensor*. It owns nothing.
  *   dtype    int 4, 8, 32; uint 8; float 16, 32, 64; bfloat 16. int 4 is packed two per byte, the even element in the
- *            low nibble, every row on a byte of its own; its shape and strides count elements
- *   ndim     1 or 2; 3 and 4 for octile_attend_one_query alone
+ *            low nibble, every row starting on a byte; its shape and strides count elements
+ *   ndim     1 or 2; 3 and 4 only for octile_attend_one_query
  *   strides  in elements; NULL is compact row-major (int 4: rows of an even number of elements). In a matrix strides[1]
  *            is 1 and strides[0] >= shape[1] (int 4: even), or 0 to repeat one row of an input. In a vector it is >= 0,
- *            0 repeats one value of an input. Of a single row or element it may be anything not negative
+ *            0 repeats one value of an input. For a single row or element it may be anything not negative
  *   data     the first element is at data + byte_offset. NULL only for an empty shape
  * In the argument structures below, a NULL octile_tensor* is a tensor that is absent. */
 typedef struct {
@@ -105,7 +106,7 @@ typedef struct {
 /* ---- Choices, numbered as the C++ enumerations of octile/types.h ---- */
 
 enum {
-  OCTILE_DTYPE_SAME = -1, /* dw_dtype alone: the type of dy */
+  OCTILE_DTYPE_SAME = -1, /* only for dw_dtype: the type of dy */
   OCTILE_DTYPE_F16 = 0,
   OCTILE_DTYPE_BF16 = 1,
   OCTILE_DTYPE_F32 = 2,
@@ -130,7 +131,7 @@ enum {
 };
 enum { OCTILE_WEIGHT_S8_PER_CHANNEL = 0, OCTILE_WEIGHT_S8_PER_TENSOR, OCTILE_WEIGHT_S4_GROUP, OCTILE_WEIGHT_S8_GROUP };
 enum {
-  OCTILE_LAYOUT_SAME = -1, /* dw_layout alone: weight_layout */
+  OCTILE_LAYOUT_SAME = -1, /* only for dw_layout: weight_layout */
   OCTILE_LAYOUT_OUT_IN = 0,
   OCTILE_LAYOUT_IN_OUT
 };
@@ -152,11 +153,11 @@ typedef struct octile_plan octile_plan;
 /* NULL is fine. */
 OCTILE_API void octile_plan_destroy(octile_plan* plan);
 
-/* Bytes of scratch that each run needs, on the plan's device; any alignment will do. A run uses the first so many bytes
- * of its workspace, and no tensor of the call may overlap them. 0 for NULL. */
+/* Bytes of scratch that each run needs, on the plan's device; any alignment will do. A run uses this many bytes at the
+ * start of its workspace, and no tensor of the call may overlap them. 0 for NULL. */
 OCTILE_API size_t octile_plan_workspace_size(const octile_plan* plan);
 
-/* The kernels chosen, and for a person: why these and not the others. They live as long as the plan; "" for NULL. */
+/* The kernels chosen; and, for people, why these and not the others. Valid as long as the plan exists; "" for NULL. */
 OCTILE_API const char* octile_plan_sku(const octile_plan* plan);
 OCTILE_API const char* octile_plan_explain(const octile_plan* plan);
 
@@ -171,28 +172,28 @@ typedef struct {
 
 /* What holds for all outputs of the plan. */
 OCTILE_API octile_status octile_plan_precision(const octile_plan* plan, octile_precision* precision);
-/* Of one output of a linear backward plan, OCTILE_GRADIENT_...: an int8 dX is exact beside a dB that is a sum of
- * floats. INVALID_ARGUMENT where the plan does not compute it. */
+/* The same for one output of a linear backward plan, OCTILE_GRADIENT_...: an int8 dX is exact even if dB is a sum of
+ * floats. INVALID_ARGUMENT if the plan does not compute that output. */
 OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t gradient,
                                                           octile_precision* precision);
 
-/* Which file of measured choices (`octile tune`) the plans created from now on follow, in this process; it replaces the
- * value of the environment variable OCTILE_TUNING. NULL or "": octile tune's own file of the plan's device, for exact
- * sums alone. "off": none. A path: that file, on a GPU for sums of floats too; where it cannot be used, creating a plan
+/* Sets the file of measured kernels (`octile tune`) that plans created from now on follow, in this process; it
+ * overrides the environment variable OCTILE_TUNING. NULL or "": octile tune's own file for the plan's device, only for
+ * exact sums. "off": none. A path: that file, on a GPU for sums of floats too; if it cannot be used, creating a plan
  * fails. */
 OCTILE_API octile_status octile_use_tuning(const char* file);
 
-/* Which threads run CPU plans in this process: the library's own, or those of a pool that the program already has, such
- * as OpenMP's. With two pools, the idle one spins on the cores that the other uses. run(tasks, task, context) calls
- * task(context, i) once for each i from 0 to tasks - 1, at once as far as it has threads, and returns (or, in C++,
- * throws) when all that it called have returned. NULL: the library's own threads again, as in a child after fork(). */
+/* Sets the threads that run CPU plans in this process: the library's own, or those of a pool that the program already
+ * has, such as OpenMP's. With two pools, the idle one spins on the cores that the other uses. run(tasks, task, context)
+ * calls task(context, i) once for each i from 0 to tasks - 1, in parallel as far as it has threads, and returns (or, in
+ * C++, throws) when all calls have returned. NULL: the library's own threads again, as in a child after fork(). */
 typedef void (*octile_task)(void* context, int32_t index);
 typedef void (*octile_task_runner)(int32_t tasks, octile_task task, void* context);
 OCTILE_API octile_status octile_use_task_runner(octile_task_runner run);
 
 /* For each kind of plan there are three functions:
- *   octile_<kind>_plan_create    chooses the kernels; *plan is the caller's to destroy
- *   octile_<kind>_can_implement  OCTILE_OK, or what the run would return for these arguments, with its text
+ *   octile_<kind>_plan_create    chooses the kernels; the caller destroys *plan
+ *   octile_<kind>_can_implement  OCTILE_OK, or the error that the run would return for these arguments, with its text
  *   octile_<kind>_run            computes. Allocates nothing on success, never waits for a GPU. Nothing has been
  *                                written when it fails. `stream` is a cudaStream_t, ignored by plans on the CPU
  * and for each description a function that sets its struct_size and the defaults; `size` is sizeof it. Argument
@@ -223,7 +224,7 @@ typedef struct {
     double min_scale;   /* of dynamic scales, 2^-79 to 1. Default 1e-8 */
     double least_scale; /* deprecated: the old name of min_scale */
   };
-  int32_t prologue;    /* OCTILE_PROLOGUE_..., of octile_quantize_plan alone. Default NONE */
+  int32_t prologue;    /* OCTILE_PROLOGUE_..., only for octile_quantize_plan. Default NONE */
   int32_t gated;       /* boolean: an activation's result is multiplied by `up` */
   double epsilon;      /* of a norm. Default 1e-6 */
   int32_t norm_weight; /* OCTILE_DTYPE_... of norm_weight and norm_bias: F32 or x's. Default F32 */
@@ -357,11 +358,11 @@ typedef struct {
   int32_t activation;        /* default DYNAMIC_PER_TOKEN */
   int32_t weight;            /* default S8_PER_CHANNEL */
   int32_t weight_layout;     /* default OUT_IN */
-  int32_t weight_zero_point; /* boolean, S4_GROUP alone */
+  int32_t weight_zero_point; /* boolean, only for S4_GROUP */
   int32_t bias;              /* boolean */
   int32_t x_multiplier;      /* boolean: X is multiplied per input channel before it is quantized */
   int32_t threads;           /* maximum number of CPU threads; 0: all */
-  int32_t packed_weight;     /* boolean: run takes what octile_linear_pack wrote. The fastest */
+  int32_t packed_weight;     /* boolean: run takes what octile_linear_pack wrote, the fastest form */
   octile_device device;      /* default the CPU */
   const char* kernel;        /* NULL or "": the fastest */
 } octile_linear_description;
@@ -448,7 +449,7 @@ OCTILE_API octile_status octile_linear_backward_can_implement(const octile_plan*
 OCTILE_API octile_status octile_linear_backward_run(const octile_plan* plan, const octile_linear_backward_args* args,
                                                     void* workspace, size_t workspace_size, void* stream);
 
-/* ---- Linear layers of one shape for rows of their own, the experts of a mixture: octile/grouped_linear.h ---- */
+/* ---- Linear layers of one shape, each for its own rows, the experts of a mixture: octile/grouped_linear.h ---- */
 
 typedef struct {
   size_t struct_size;
@@ -464,12 +465,12 @@ typedef struct {
   int32_t y;                 /* default F32 */
   int32_t activation;        /* DYNAMIC_PER_TOKEN (the default), STATIC_PER_TENSOR or NONE */
   int32_t weight;            /* default S8_PER_CHANNEL */
-  int32_t weight_zero_point; /* boolean, S4_GROUP alone */
-  int32_t packed_weight;     /* boolean: run takes what octile_grouped_linear_pack wrote. The fastest */
+  int32_t weight_zero_point; /* boolean, only for S4_GROUP */
+  int32_t packed_weight;     /* boolean: run takes what octile_grouped_linear_pack wrote, the fastest form */
   int32_t bias;              /* boolean */
   int32_t gather;            /* boolean: rows of X are tokens */
   int32_t threads;           /* maximum number of CPU threads; 0: all */
-  int32_t clear_rest;        /* boolean: rows of Y that are no expert's become 0; without slots */
+  int32_t clear_rest;        /* boolean: rows of Y that belong to no expert become 0; without slots */
   octile_device device;      /* default the CPU */
   const char* kernel;        /* NULL or "": the fastest */
 } octile_grouped_linear_description;
@@ -494,7 +495,7 @@ typedef struct {
 
 OCTILE_API octile_status octile_grouped_linear_plan_create(const octile_grouped_linear_description* description,
                                                            octile_plan** plan);
-/* Of all experts: their packed weights, each that of a linear plan, one behind the other. */
+/* For all experts: the concatenation of their packed weights, each that of a linear plan. */
 OCTILE_API octile_status octile_grouped_linear_packed_weight_size(const octile_plan* plan, size_t* size);
 /* Tensors as in octile_grouped_linear_args. */
 OCTILE_API octile_status octile_grouped_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args);
@@ -517,7 +518,7 @@ typedef struct {
   int32_t dx;             /* OCTILE_PRODUCT_..., default DEQUANTIZED */
   int32_t dw;             /* OCTILE_PRODUCT_..., default DEQUANTIZED */
   int32_t db;             /* boolean */
-  int32_t activation;     /* DYNAMIC_PER_TOKEN (the default) or STATIC_PER_TENSOR: what Xq was quantized with */
+  int32_t activation;     /* DYNAMIC_PER_TOKEN (the default) or STATIC_PER_TENSOR: of Xq */
   int32_t weight;         /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
   int32_t rounding;       /* of dY in the int8 products. Default NEAREST */
   int32_t gradient_block; /* as in octile_linear_backward_description */

@@ -26,7 +26,7 @@ typedef struct {
   size_t struct_size;
   int64_t features;
   int32_t second_moments; /* boolean: keep H as well, 8 * features^2 bytes */
-  int32_t threads;        /* CPU threads it may use; 0: all */
+  int32_t threads;        /* maximum number of CPU threads; 0: all */
 } octile_calibrator_description;
 
 OCTILE_API octile_status octile_calibrator_create(const octile_calibrator_description* description,
@@ -71,7 +71,7 @@ typedef struct {
   const octile_tensor* bias;    /* in place: (K); may be absent */
 } octile_smooth_before_args;
 
-/* Divides the layer before: weight[j] / s_j or row j / s_j, bias[j] / s_j. */
+/* Divides the preceding layer: weight[j] / s_j or row j / s_j, bias[j] / s_j. */
 OCTILE_API octile_status octile_smooth_before(const octile_smooth_before_args* args);
 
 typedef struct {
@@ -86,7 +86,7 @@ typedef struct {
   int32_t activation;       /* default STATIC_PER_TENSOR */
   int32_t weight;           /* default S8_PER_CHANNEL */
   int32_t steps;            /* default 21 */
-  int32_t threads;          /* CPU threads it may use; 0: all */
+  int32_t threads;          /* maximum number of CPU threads; 0: all */
   int64_t calibration_rows; /* behind input_channel_max; 0 (the default): unknown */
 } octile_smoothing_search_description;
 
@@ -117,7 +117,7 @@ OCTILE_API octile_status octile_search_smoothing(const octile_smoothing_search_d
                                                  const octile_smoothing_search_args* args,
                                                  octile_smoothing_search_result* result);
 
-/* ---- Weights to s8 and s4 ---- */
+/* ---- Quantizing weights to s8 and s4 ---- */
 
 enum { OCTILE_METHOD_NEAREST = 0, OCTILE_METHOD_CLIP_SEARCH, OCTILE_METHOD_ERROR_FEEDBACK };
 enum { OCTILE_ORDER_AS_THEY_LIE = 0, OCTILE_ORDER_BY_MOMENT };
@@ -134,12 +134,12 @@ typedef struct {
   };
   int32_t w;          /* F16, BF16, F32 or F64. Default F32 */
   int32_t weight;     /* default S8_PER_CHANNEL */
-  int32_t zero_point; /* boolean, S4_GROUP alone */
+  int32_t zero_point; /* boolean, only for S4_GROUP */
   int32_t scale;      /* F32 (the default), F16 or BF16: what scales are rounded to; they are written as F32 */
   int32_t method;     /* default NEAREST */
   int32_t order;      /* default BY_MOMENT */
   int32_t clip_steps; /* default 61 */
-  int32_t threads;    /* CPU threads it may use; 0: all */
+  int32_t threads;    /* maximum number of CPU threads; 0: all */
 } octile_weight_quantizer_description;
 
 OCTILE_API octile_status octile_weight_quantizer_description_init(octile_weight_quantizer_description* description,

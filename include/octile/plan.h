@@ -1,4 +1,4 @@
-// Octile: what every plan can tell about itself.
+// Octile: what every plan reports about itself.
 #pragma once
 
 #include <cstddef>
@@ -19,18 +19,18 @@ struct PrecisionGuarantee {
 };
 
 // The common part of all plans: immutable, cheap to copy, safe to use from several threads at once. They compute
-// rounding to nearest, subnormal numbers kept and exceptions masked, whatever the calling thread's floating-point
-// environment is, and leave that environment, its sticky flags too, as it was.
+// with rounding to nearest, subnormal numbers and masked exceptions, whatever the calling thread's floating-point
+// environment is, and restore that environment, including its sticky flags.
 class OCTILE_API Plan {
  public:
-  // Bytes of scratch that `run` needs, wherever they begin; the same for every run of the plan.
+  // Bytes of scratch that `run` needs, at any alignment; the same for every run of the plan.
   std::size_t workspace_size() const;
   // The kernels chosen, in the order they run, joined by " + ": "quantize_portable + w8a8_gemm_portable".
   std::string sku() const;
-  // What holds for all outputs of the plan. LinearBackwardPlan has one for each output too.
+  // The guarantee for all outputs of the plan. LinearBackwardPlan also has one for each output.
   PrecisionGuarantee precision_guarantee() const;
-  // For a person: the problem, the kernels chosen with their expected bytes and time, and why each other one was not.
-  // The times are the cost model's, for data that is in no cache yet; they rank kernels, they are no measurement. Where
+  // For people: the problem, the kernels chosen with their expected bytes and time, and why each other one was not.
+  // The times are the cost model's estimates for cold caches, good for ranking kernels; they are not measurements. If
   // a measurement decided (octile/tuning.h), a line says so, with its times and its file.
   std::string explain() const;
 

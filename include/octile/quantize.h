@@ -1,14 +1,14 @@
 // Octile: quantize, dequantize, fake quantize, and their straight-through gradients.
 //
-// All six plans share one description of a (rows, cols) matrix and of how it maps to integers. Over a segment (the
-// whole tensor, a row, a column, or a group of neighbours along a row), with IEEE division and ties to even:
+// All six plans share one description of a (rows, cols) matrix and of how it maps to integers. Each segment (the whole
+// tensor, a row, a column, or a group of consecutive elements of a row) has, with IEEE division and ties to even:
 //
 //   symmetric  s = max(max|x| / q_max, min_scale)                       q = clamp(rint(x / s), q_min, q_max)
 //   affine     s = max((x_max - x_min) / (q_max - q_min), min_scale), x_min <= 0 <= x_max
 //              z = clamp(q_min - rint(x_min / s), q_min, q_max)           q = clamp(rint(x / s) + z, q_min, q_max)
 //
 // f16 and bf16 are widened to f32, f64 works in f64. Everything here is bit-identical on every backend. A NaN or an
-// infinity in a segment makes its scale NaN and its integers 0 (and its zero point 0), so what is computed from it is
+// infinity in a segment makes its scale NaN and its integers and zero point 0, so everything computed from it is
 // NaN.
 #pragma once
 
@@ -33,22 +33,22 @@ struct QuantizeDescription {
   Orientation orientation = Orientation::row_major;  // of QuantizePlan's output
   Multiplier multiplier = Multiplier::none;          // of QuantizePlan's input: x * multiplier, rounded once
   Mask mask = Mask::inclusive;                       // of the two straight-through backward plans
-  // The range of q. Both 0 stand for the type's own: symmetric s8 -127..127, u8 0..255, s4 -7..7; affine s8 -128..127,
+  // The range of q. Both 0: that of the type: symmetric s8 -127..127, u8 0..255, s4 -7..7; affine s8 -128..127,
   // u8 0..255, s4 -8..7. Symmetric needs q_max > 0.
   int q_min = 0;
   int q_max = 0;
-  // Of dynamic scales, rounded to scale_type(x); 2^-79 to 1. Gradients are far smaller than what 1e-8 is meant for.
+  // Minimum of dynamic scales, rounded to scale_type(x); 2^-79 to 1. 1e-8 is too large for gradients.
   double min_scale = 1e-8;
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
-  // Of QuantizePlan: quantizes prologue(x), or of an activation with `gated` prologue(x) * up, rounded to x's type. For
-  // f16, bf16 and f32 to s8, symmetric with a dynamic scale for each row, to nearest, without a multiplier.
+  // QuantizePlan then quantizes prologue(x), or with `gated` prologue(x) * up (activation functions only), rounded to
+  // x's type: f16, bf16 and f32 to s8, symmetric with a dynamic scale for each row, to nearest, without a multiplier.
   Prologue prologue = Prologue::none;
   bool gated = false;
-  double epsilon = 1e-6;           // of a norm; its f32 is taken
+  double epsilon = 1e-6;           // of a norm; rounded to f32
   DType norm_weight = DType::f32;  // of a norm's weight and bias: f32 or x's
-  bool residual = false;           // of a norm: of x + residual, rounded to x's type and written to `sum`
+  bool residual = false;           // normalizes x + residual, rounded to x's type and written to `sum`
 };
 
 // Scales and zero points, wherever they appear below: shape (1) for tensor, (rows) for row, (cols) for column,
@@ -121,10 +121,10 @@ struct FakeQuantizeBackwardArgs {
   Tensor dx = {};               // (rows, cols)
 };
 
-// One of the six plans, told apart by what it is run with.
+// One of the six plans, distinguished by its arguments.
 //   select         throws Error on a description that no plan accepts, or that no kernel here supports
 //   can_implement  whether `run` would take these tensors, or why not
-//   run            writes the outputs; throws Error, and writes nothing, where can_implement says no.
+//   run            writes the outputs; throws Error, and writes nothing, if can_implement says no.
 //                  An empty matrix is legal and writes nothing
 template <class Args>
 class OCTILE_API QuantizerPlan : public Plan {

@@ -7,8 +7,8 @@
 //   s_j = max(max|X_j|^alpha / max|W_j|^(1 - alpha), 1e-5), both maxima at least 1e-5
 //   Y   = (X / s) * (W * s)^T
 // clang-format on
-// alpha = 0 leaves the weight's channels equally large, alpha = 1 the input's. X / s costs nothing where the layer
-// before can be divided (smooth_before); elsewhere it is LinearPlan's x_multiplier = 1 / s.
+// alpha = 0 makes the weight's channels equally large, alpha = 1 the input's. X / s costs nothing if the preceding
+// layer can be divided (smooth_before); otherwise it is LinearPlan's x_multiplier = 1 / s.
 //
 // Everything here runs on the CPU, once, before a model is served. Errors throw octile::Error before anything is
 // written. Results do not depend on the machine or the number of threads.
@@ -41,8 +41,8 @@ struct CalibratorDescription {
 // clang-format on
 // The excess is estimated from how far each row exceeded the maxima of the blocks of 128 rows before its own; up to
 // 128 rows it is that of independent rows with exponential tails.
-// A NaN or an infinity in column j, or a value beyond f32, makes channel_max[j], max, and H's row and column j NaN for
-// good. A weight (OUT, IN) may be observed too: channel_max is then max|W_j| over all weights observed.
+// A NaN or an infinity in column j, or a value beyond f32, makes channel_max[j], max, and H's row and column j NaN from
+// then on. A weight (OUT, IN) may be observed too: channel_max is then max|W_j| over all weights observed.
 class OCTILE_API Calibrator {
  public:
   explicit Calibrator(const CalibratorDescription& description);
@@ -89,7 +89,7 @@ struct SmoothBeforeArgs {
   Tensor bias = {};          // (K); may be absent
 };
 
-// Divides the layer before: weight[j] / s_j or row j / s_j, and bias[j] / s_j, in place, rounded once. Every other
+// Divides the preceding layer: weight[j] / s_j or row j / s_j, and bias[j] / s_j, in place, rounded once. Every other
 // reader of that layer's output must be smoothed with the same s.
 OCTILE_API void smooth_before(const SmoothBeforeArgs& args);
 
@@ -103,13 +103,13 @@ OCTILE_API void smooth_before(const SmoothBeforeArgs& args);
 //       (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T)
 //     where W' is the quantized weight, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are
 //     assumed to be uniform and independent. This needs a scale of the whole tensor (static or dynamic_per_tensor).
-// With static_per_tensor, unseen rows exceed the calibrated maxima and are clamped. Smoothing makes many channels
-// equally large, and any of them can exceed: on the calibration rows, which never do, the error of a large alpha looks
-// too small. Where input_excess or calibration_rows is given, each alpha's error therefore has in addition, per row,
+// With static_per_tensor, unseen rows may exceed the calibrated maxima and are clamped. Smoothing makes many channels
+// equally large, so any of them can exceed them; calibration rows never do, so on them the error of a large alpha looks
+// too small. If input_excess or calibration_rows is given, each alpha's error therefore includes, per row,
 //   sum_j ||W_j||^2 * E max(|x_j| - T * s_j, 0)^2     T = max_j(max|X_j| / s_j)
 // clang-format on
-// by an exponential tail beyond max|X_j| with the given probability and mean square. Without smoothing only the
-// largest channel can exceed, and its loss is neglected.
+// from an exponential tail beyond max|X_j| with the given probability and mean square. Without smoothing only the
+// largest channel can exceed its maximum, and its loss is neglected.
 // s8 activations only. Layers that read the same input are searched as one weight, stacked.
 struct SmoothingSearchDescription {
   std::int64_t n = 0;

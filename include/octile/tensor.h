@@ -28,9 +28,9 @@ struct DTypeOf<std::int32_t> : std::integral_constant<DType, DType::s32> {};
 
 // A view: pointer, element type, shape and strides. It owns nothing and copies nothing.
 //   rank     0 (absent), 1 or 2
-//   strides  in elements. A matrix is row-major: strides[1] is 1, strides[0] is the leading dimension (>= columns; a
-//            padded one or a slice of columns is welcome; 0 repeats one row, for inputs only). A vector may have any
-//            stride >= 0, 0 repeats one value, for inputs only. Of s4 strides[0] is even.
+//   strides  in elements. A matrix is row-major: strides[1] is 1, strides[0] is the leading dimension (>= columns, so
+//            rows may be padded or a slice of columns; 0 repeats one row, for inputs only). A vector may have any
+//            stride >= 0; 0 repeats one value, for inputs only. For s4, strides[0] is even.
 template <class Void>
 struct BasicTensor {
   Void* data = nullptr;
@@ -78,7 +78,7 @@ requires std::is_same_v<std::remove_const_t<Byte>, std::uint8_t> TensorOf<Byte> 
           2,    {rows, cols}, {leading_dimension == 0 ? row_elements(DType::s4, cols) : leading_dimension, 1}};
 }
 
-// A compact matrix (rows, cols) of a type that is not known before.
+// A compact matrix (rows, cols) of a type that is known only at run time.
 template <class Void>
 requires std::is_void_v<Void> BasicTensor<Void> matrix_of(DType dtype, Void* data, std::int64_t rows,
                                                           std::int64_t cols) {

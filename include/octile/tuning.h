@@ -10,13 +10,13 @@
 
 namespace octile {
 
-// Which file the plans selected from now on follow, in this process: the same as the environment variable
-// OCTILE_TUNING, whose value this replaces.
-//   ""     `octile tune`'s own file of the plan's device in the user's cache folder, where there is one. It decides for
-//          exact sums alone, so it changes no bit of any result
+// Sets the file that plans selected from now on follow, in this process. It overrides the environment variable
+// OCTILE_TUNING, which has the same values:
+//   ""     `octile tune`'s own file for the plan's device in the user's cache folder, if there is one. It is used only
+//          for exact sums, so it changes no bit of any result
 //   "off"  none
-//   a path that file, on a GPU for sums of floats too. Where it cannot be used, select() throws: it is damaged, or of
-//          another device or version of the library. For the other type of device (CPU, GPU) it decides nothing
+//   a path that file, on a GPU for sums of floats too. If it cannot be used (it is damaged, or for another device or
+//          version of the library), select() throws. It does not affect plans for the other type of device (CPU, GPU)
 // The file is read when the first plan needs it. Plans selected before keep their kernels. Thread-safe.
 OCTILE_API void use_tuning(std::string_view file);
 

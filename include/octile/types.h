@@ -1,4 +1,4 @@
-// Octile: element types, devices and the choices that every description is made of.
+// Octile: element types, devices and the options that descriptions consist of.
 #pragma once
 
 #include <bit>
@@ -24,7 +24,7 @@ constexpr int bits(DType dtype) {
   return i < sizeof kBits ? kBits[i] : 0;
 }
 
-// Whether a byte holds several elements, each signed, the first in the lowest bits; how many, or 1.
+// Whether a byte holds several elements (signed, the first in the lowest bits), and how many elements a byte holds.
 constexpr bool is_packed(DType dtype) { return bits(dtype) > 0 && bits(dtype) < 8; }
 constexpr int per_byte(DType dtype) { return is_packed(dtype) ? 8 / bits(dtype) : 1; }
 
@@ -106,13 +106,13 @@ struct Stream {
   void* handle = nullptr;
 };
 
-// Scratch memory for one run, on the plan's device, of any alignment. Two runs at the same time need two of them.
+// Scratch memory for one run, on the plan's device, of any alignment. Concurrent runs need one each.
 struct Workspace {
   void* data = nullptr;
   std::size_t size = 0;  // bytes. A run uses the first workspace_size() of them; no tensor may overlap those
 };
 
-// The part of a matrix that shares one scale. A group is `group` neighbours along a row.
+// The part of a matrix that shares one scale. A group is `group` consecutive elements of a row.
 enum class Granularity : std::uint8_t { tensor, row, column, group };
 // dynamic: computed from the data by the plan. given: passed by the caller.
 enum class ScaleSource : std::uint8_t { dynamic, given };
@@ -123,9 +123,9 @@ enum class Rounding : std::uint8_t { nearest, stochastic };
 enum class Orientation : std::uint8_t { row_major, transposed, both };
 // An optional factor on the quantizer's input, one per column or one per row of x.
 enum class Multiplier : std::uint8_t { none, per_column, per_row };
-// What a quantizer does to its input first. gelu_tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+// What a quantizer computes from its input first. gelu_tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 // silu: x / (1 + exp(-x)). rms_norm: x / sqrt(mean(x^2) + epsilon) * weight of each row; layer_norm:
-// (x - mean(x)) / sqrt(variance + epsilon) * weight + bias. docs/reference/contract.md has all to the bit.
+// (x - mean(x)) / sqrt(variance + epsilon) * weight + bias. docs/reference/contract.md has every rounding.
 enum class Prologue : std::uint8_t { none, gelu_tanh, silu, rms_norm, layer_norm };
 // Which values count as in range for the straight-through gradient: q_min <= v <= q_max, or q_min < v < q_max.
 enum class Mask : std::uint8_t { inclusive, exclusive };
@@ -138,7 +138,7 @@ enum class WeightLayout : std::uint8_t { out_in, in_out };
 // the fly and multiplied in float (the "16-bit" backward). int8: dY is quantized too, and the sum is exact.
 enum class Product : std::uint8_t { none, dequantized, int8 };
 
-// How a weight W (N, K) is stored: its integers, and how far its scales along K reach.
+// How a weight W (N, K) is stored: its integer type, and which of its elements share a scale.
 struct WeightFormat {
   DType type = DType::s8;                      // s8 or s4
   Granularity granularity = Granularity::row;  // tensor: one scale; row: one per output channel; group: one per group
@@ -174,8 +174,8 @@ OCTILE_API std::string_view name(const WeightFormat& value);  // "s8_per_channel
 OCTILE_API std::string_view name(WeightLayout value);
 OCTILE_API std::string_view name(Product value);
 
-// The longest sum of products of two s8 values that an s32 holds whatever they are: 131071 * (-128) * (-128) is
-// 2^31 - 2^14, one term more is 2^31.
+// The longest sum of products of two s8 values that always fits into an s32: 131071 * (-128) * (-128) is 2^31 - 2^14;
+// one more term would make it 2^31.
 inline constexpr std::int64_t kMaxContraction = 131071;
 
 }  // namespace octile

@@ -1,19 +1,19 @@
-// Octile: weights to s8 and s4, with less error than rounding each to the nearest level.
+// Octile: quantizes weights to s8 and s4, with less error than rounding each to the nearest level.
 //
 // clang-format off
 // W (N, K) becomes integers q, scales s and, optionally, zero points z, as LinearPlan takes them:
 //   W'[n, k] = (q[n, k] - z) * s
-// A segment is what shares a scale: the tensor, a row, or a group of neighbours in a row. With H = sum over calibration
-// rows x x^T (K, K) and E = W' - W, the error of the layer's output over those rows is
+// A segment is what shares a scale: the tensor, a row, or a group of consecutive elements of a row. With H = sum over
+// calibration rows of x x^T (K, K) and E = W' - W, the error of the layer's output over those rows is
 //   ||X E^T||^2 = trace(E H E^T)
 //
 // nearest         s and z of the contract (octile/quantize.h), min_scale 1e-8. s8, and s4 with z, have QuantizePlan's
 //                 bits with an f32 scale. Symmetric s4 uses all of -8..7. Of the scales
 //                   max|W| / 7,  max(-min W / 8, max W / 7),  max|W| / 7.5,  max|W| / 8
-//                 the one of min sum_k (W'[n, k] - W[n, k])^2 is taken, the first of equal ones.
+//                 the one with the smallest sum_k (W'[n, k] - W[n, k])^2 is taken, the first of equal ones.
 // clip_search     Of clip_steps candidates c = 1, ..., min_clip: the segment's extremes times c give s and z, and q is
-//                 rounded to nearest and clamped (s4: to -8..7). The c of
-//                   min sum_k h_k (W'[n, k] - W[n, k])^2
+//                 rounded to nearest and clamped (s4: to -8..7). The c with the smallest
+//                   sum_k h_k (W'[n, k] - W[n, k])^2
 //                 is taken, the largest of equal ones. h is H's diagonal, or the importance given, or 1.
 // error_feedback  E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh: "GPTQ: Accurate Post-Training Quantization for
 //                 Generative Pre-trained Transformers", 2022, arXiv 2210.17323; in the equivalent form of J. Chee,
@@ -45,7 +45,7 @@ namespace octile {
 // The numbers are part of the C ABI.
 enum class WeightMethod : std::uint8_t { nearest, clip_search, error_feedback };
 // The order in which error_feedback rounds the columns: their own, or by H's diagonal, the largest first, ties in their
-// own order. Groups are of neighbouring columns either way.
+// own order. Groups consist of consecutive columns either way.
 enum class ColumnOrder : std::uint8_t { as_they_lie, by_moment };
 
 OCTILE_API std::string_view name(WeightMethod value);

@@ -2,20 +2,20 @@
 
 Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the reference interface)
 Layers for inference    W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear
-Quantized inputs        GELU, SwiGLU, RMSNorm, LayerNorm, quantize_input(x): of layers that train, in the pass
-                        that computes them
+Quantized inputs        GELU, SwiGLU, RMSNorm, LayerNorm, quantize_input(x): inputs of training layers, quantized in
+                        the pass that computes them
 Whole models            quantize_(model, config): Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16 or W4A8
 Calibration             with calibrate(model) as calibration: model(x)
-Faster for few rows     pack_(model), join_(model)
+Faster small batches    pack_(model), join_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
-A function              linear(x, w, b), of arrays of numpy, JAX and CuPy too; with octile.arrays alone where there is no torch
+A function              linear(x, w, b), for arrays of numpy, JAX and CuPy too; without torch, only it and octile.arrays exist
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
-Many GPUs               octile.fsdp.prepare_(model): torch's FSDP2 gathers the weights as int8; octile.parallel (imported by itself):
+Many GPUs               octile.fsdp.prepare_(model): torch's FSDP2 gathers the weights as int8; octile.parallel (a separate import):
                         ColumnParallel and RowParallel; ExpertParallel; octile.torchtitan: a converter
-Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint(), Decoding
-Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
-The tile language       octile.tile (imported by itself): load(file, kernel) compiles a kernel and launches it on tensors
-vLLM                    octile.vllm: found by vLLM itself; refit_() for weights that change
+Transformers            octile.transformers (a separate import): OctileConfig for from_pretrained(), from_checkpoint(), Decoding
+Measured kernels        use_tuning(file): the choices of `octile tune` that plans follow
+The tile language       octile.tile (a separate import): load(file, kernel) compiles a kernel and launches it on tensors
+vLLM                    octile.vllm: loaded by vLLM itself; refit_() for weights that change
 The reference interface octile.compat: QuantizedLinear's kernels by name
 """
 

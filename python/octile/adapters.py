@@ -1,7 +1,7 @@
-"""LoRA by PEFT over the layers for inference.
+"""PEFT's LoRA over the inference layers.
 
-PEFT knows the layers of torch and of some libraries, and refuses others. install() teaches its LoraModel ours, as soon as
-both are loaded, whichever comes first.
+PEFT knows the layers of torch and of some libraries, and refuses others. install() registers ours with its LoraModel, as
+soon as both are loaded, whichever comes first.
 """
 
 import contextlib
@@ -150,12 +150,12 @@ def _lora_linear():
     from .inference import _Inference
 
     class OctileLinear(Linear):
-        """LoRA over a layer of octile's for inference.
+        """LoRA over one of Octile's inference layers.
 
-        The weight of that layer is frozen, and no float is kept of it. merge() quantizes the sum of weight and adapter
-        anew, in the layer's format, which rounds the adapter as coarsely as the weight. unmerge() puts back the integers
-        from before, which stay in memory until then. Once model.dequantize() has made a float layer of it, PEFT merges as
-        into any other, and unmerge() puts back the dequantized weight from before.
+        The weight of that layer is frozen, and no float copy of it is kept. merge() quantizes the sum of weight and adapter
+        again, in the layer's format, which rounds the adapter as coarsely as the weight. unmerge() restores the earlier
+        integers, which stay in memory until then. Once model.dequantize() has made a float layer of it, PEFT merges as
+        into any other, and unmerge() restores the earlier dequantized weight.
         """
 
         _before_merge = None  # (the layer as it was, its bias), while an adapter is merged into integers

@@ -1,4 +1,4 @@
-"""Quantized linear layers on arrays of numpy, JAX, CuPy and every library that speaks DLPack. Needs no torch.
+"""Quantized linear layers on arrays of numpy, JAX, CuPy and every library that supports DLPack. Needs no torch.
 
     weight = octile.arrays.quantize(w)    # once: int8, a scale per output channel
     y = octile.linear(x, weight, b)       # an array of x's library, in x's type
@@ -293,8 +293,8 @@ def _matrix(call, name, array):
 def quantize(w, bits=8, group=None):
     """The Weight of a float array w (N, K), in arrays of w's library; each value is rounded to the nearest level.
 
-    bits: 8, or on a CPU 4. group: a scale per 32, 64 or 128 neighbours along K, or per row, 0. None is a scale per output
-    channel, and 128 with 4 bits.
+    bits: 8, or on a CPU 4. group: a scale per 32, 64 or 128 consecutive inputs, or 0, per row. None is a scale per output
+    channel, or with 4 bits a group of 128.
     """
     if bits not in (8, 4) or group not in (None, 0, 32, 64, 128):
         raise ValueError(
@@ -344,9 +344,9 @@ def _weight(call, w, k):
 def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_token"):
     """x @ w^T + b, in x's type, as an array of x's library. There is no gradient.
 
-    x (..., K), b (N) or None. w: a Weight; or floats (N, K), (K, N) with layout="in_out", which are quantized to int8 in
-    the call, with a scale per output channel, or one unless per_channel. activation: x is quantized to int8 too, with a
-    scale "per_token" (a row of x) or "per_tensor"; "none": it is not, and the products are of floats.
+    x (..., K), b (N) or None. w: a Weight; or floats (N, K), or (K, N) with layout="in_out", which are quantized to int8 in
+    the call, with a scale per output channel, or one scale unless per_channel. activation: x is quantized to int8 too, with
+    a scale "per_token" (a row of x) or "per_tensor"; with "none" it is not, and the products are of floats.
     """
     for name, value, known in (("layout", layout, _LAYOUTS), ("activation", activation, _ACTIVATIONS)):
         if value not in known:

@@ -1,7 +1,7 @@
-"""What the inputs of a model's linear layers look like, from running it: the calibration of static scales, of smoothing
+"""Statistics of the inputs of a model's linear layers, from running it: the calibration of static scales, of smoothing
 and of weight quantizers.
 
-Statistics are kept on the device of the inputs: they do not travel.
+Statistics are kept on the device of the inputs, without transfers.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FEW_ROWS = 1024  # kFewCalibrationRows of smooth_quant.h
 
 @dataclasses.dataclass
 class InputStatistics:
-    """Of the rows x that one layer has seen. A NaN or an infinity among them makes what it touches NaN, for good."""
+    """Statistics of the rows x that one layer has seen. A NaN or an infinity makes what it affects NaN, permanently."""
 
     channel_max: torch.Tensor  # (K) float32: max |x_k|
     rows: int
@@ -138,7 +138,7 @@ class Calibration:
         return f"<Calibration of {len(self)} layers, {max((s.rows for s in self.layers.values()), default=0)} rows>"
 
     def merge_(self, other):
-        """Adds what `other` has seen; of samples those of self are kept. Raises ValueError where shapes differ."""
+        """Adds what `other` has seen; only the samples of self are kept. Raises ValueError if shapes differ."""
         for name, theirs in other.layers.items():
             ours = self.layers.get(name)
             if ours is not None and ours.channel_max.shape != theirs.channel_max.shape:
@@ -178,7 +178,7 @@ class Calibration:
             raise ValueError(f"octile: a NaN or an infinity came into {', '.join(bad[:4])}{more} during calibration")
 
     def warn_of_few_rows(self, names):
-        """Warns where smoothing of these layers rests on few rows."""
+        """Warns if smoothing of these layers is based on few rows."""
         rows = min((self.layers[name].rows for name in names), default=FEW_ROWS)
         if rows < FEW_ROWS:
             warnings.warn(
@@ -191,8 +191,8 @@ class Calibration:
         """Writes a safetensors file, which load() and `octile quantize --calibration` read; samples are not in it.
 
         Layers that have seen no row are left out. Only a regular file is replaced, and keeps its permissions. Raises
-        ValueError where check() does, and for nothing to write; OSError for a device, a pipe or a link to nothing, and
-        where it cannot be written.
+        ValueError if check() does, or if there is nothing to write; OSError for a device, a pipe or a dangling link, and
+        if the file cannot be written.
         """
         self.check()
         tensors = {}
@@ -230,13 +230,14 @@ class Calibration:
 
 @contextlib.contextmanager
 def calibrate(model, *, second_moments=False, samples=256, filter=None):
-    """Watches the inputs of every torch.nn.Linear and Conv1D in `model` while the block runs; gives a Calibration.
+    """Observes the inputs of every torch.nn.Linear and Conv1D in `model` while the block runs; returns a Calibration.
 
-    second_moments: also sums x x^T, (K, K) a layer, which W4A16(method="feedback") needs. samples: so many rows of each
-    layer are kept, drawn evenly, which W8A8Static(smoothing="search") needs. filter(module, name) -> bool chooses layers.
+    second_moments: also sums x x^T, (K, K) per layer, which W4A16(method="feedback") needs. samples: the number of rows of
+    each layer to keep, drawn uniformly, which W8A8Static(smoothing="search") needs. filter(module, name) -> bool chooses
+    layers.
 
-    Every row counts, those of padding too: run batches without padding. Call the model as it is, not compiled: a
-    compiled model does not call the hooks. Raises ValueError at the end of the block if no layer has seen a row.
+    Every row counts, padding included, so run batches without padding. Call the model itself, not a compiled one, which
+    does not call the hooks. Raises ValueError at the end of the block if no layer has seen a row.
     """
     if not hasattr(samples, "__index__") or samples < 0:
         raise ValueError(f"octile: samples is {samples!r}, expected a whole number, 0 or more")
@@ -296,11 +297,10 @@ def save_safetensors(tensors, path, metadata=None):
 
 @contextlib.contextmanager
 def replacing(path):
-    """Yields an empty file for the block to fill, which then takes the place of `path`: what is there is whole, or what was
-    there before.
+    """Yields an empty file for the block to fill, which then replaces `path`: completely, or not at all.
 
-    A new file has the permissions that open() would give it; one that is replaced keeps its own. Behind a symbolic link the
-    file is replaced, and the link stays. Raises OSError for a link to nothing, a folder, a device or a pipe.
+    A new file has the permissions that open() would give it; one that is replaced keeps its own. If `path` is a symbolic
+    link, its target is replaced. Raises OSError for a dangling link, a folder, a device or a pipe.
     """
     path = pathlib.Path(path)
     mode = None

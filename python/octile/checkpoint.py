@@ -27,7 +27,7 @@ SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "qweight", "
 def load_checkpoint_(model, folder):
     """Loads a quantized checkpoint into `model`, in place, and returns it; it has to be built from the same config.
 
-    Its layouts are those of compressed-tensors, and AWQ's and GPTQ's of 4 bits.
+    It reads the layouts of compressed-tensors, and 4-bit AWQ and GPTQ.
 
     folder: a folder or a single safetensors file; `octile quantize` writes the latter if its input is a single file.
 
@@ -36,8 +36,8 @@ def load_checkpoint_(model, folder):
     other tensors are loaded as load_state_dict() does, into the types that the model has. Names are those of the modules, or
     those that Transformers gives such a model in files. The model may be on the meta device; it is on the CPU then.
 
-    Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
-    the wrong type or shape, and where the names of checkpoint and model differ.
+    Raises ValueError, and changes nothing, for a broken file, a scheme that no layer here computes, a tensor of
+    the wrong type or shape, and if the names of checkpoint and model differ.
     """
     folder = pathlib.Path(folder)
     checked = _reader.checkpoint(folder)

@@ -23,14 +23,14 @@ _LAYERS = (W8A8Linear, W8A8StaticLinear, *_PACKED)
 def save_checkpoint(model, folder, *, force=False):
     """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
 
-    config.json is that of model.config, where it has one, with a quantization_config; a model of Transformers that
-    generates has a generation_config.json too. The tensors have the names that Transformers gives them in files, which
-    may differ from those of modules (Mixtral's block_sparse_moe). Of an octile.Experts each expert's layers are written
-    by themselves (experts.3.gate_proj). Layers that multiply their inputs (W8A8Static's multipliers), layers that were
+    config.json is that of model.config, if there is one, with a quantization_config; a model of Transformers that
+    generates gets a generation_config.json too. The tensors have the names that Transformers gives them in files, which
+    may differ from those of modules (Mixtral's block_sparse_moe). The layers of each expert of an octile.Experts are
+    written separately (experts.3.gate_proj). Layers that multiply their inputs (W8A8Static's multipliers), layers that were
     a Conv1D, and experts that Transformers does not read one by one (gpt-oss, GraniteMoE) cannot be expressed in
     compressed-tensors. `format` is then "octile": compressed-tensors and Transformers refuse it, load_checkpoint_()
     reads it, and a UserWarning names the layers. Raises ValueError for a model with no quantized layer or several kinds
-    of them, and FileExistsError where one of the files is there already, or a shard of a model in several files, unless
+    of them, and FileExistsError if one of the files exists already, or a shard of a model in several files, unless
     `force`, which removes shards.
     """
     folder = pathlib.Path(folder)

@@ -1,13 +1,14 @@
 """The reference interface: six kernels by name, and CustomLinearFunction.
 
-Names and order of the arguments are fixed by that interface. The kernels write into the tensors that they are given. Tensors are dense and row-major, with at least as many elements as the sizes say; block sizes and the options of
-a Triton launch (num_warps, ...) are accepted and do not matter. float16, bfloat16, float32 or float64; scales are
-float32, for float64 float64. Each is callable as it is, and as a launch under its Triton name:
+Names and order of the arguments are fixed by that interface. The kernels write into the tensors that they are given. Tensors
+are dense and row-major, with at least as many elements as the sizes say; block sizes and the options of
+a Triton launch (num_warps, ...) are accepted and ignored. float16, bfloat16, float32 or float64; scales are
+float32, for float64 float64. Each can be called directly, and launched under its Triton name:
 
     quantize_global(x, q, scale, rows, columns)
     _quantize_global_triton[(1,)](x, q, scale, rows, columns)
 
-They raise TypeError or ValueError for a size or a tensor that cannot be what its argument is for, RuntimeError for what the
+They raise TypeError or ValueError for a size or a tensor that does not fit its argument, RuntimeError for what the
 library refuses. Nothing here waits for a GPU.
 """
 
@@ -278,5 +279,5 @@ class CustomLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        """(dx, dw, db, None), None too for what nobody asked for."""
+        """(dx, dw, db, None), with None for gradients that are not needed."""
         return _function_backward(ctx, dy)

@@ -56,11 +56,12 @@ def _not_calibrated(calibration, linear, name):
 
 @dataclasses.dataclass(frozen=True)
 class Int8Training:
-    """torch.nn.Linear to octile.Linear, Conv1D to octile.conv1d.Conv1D. The parameters stay the same objects: optimizers
-    and ties hold.
+    """Converts torch.nn.Linear to octile.Linear, Conv1D to octile.conv1d.Conv1D. The parameters stay the same objects, so
+    optimizers and ties stay valid.
 
     The options are octile.Linear's. backward="int8" quantizes dY in blocks of 256 terms of each product's contraction,
-    "int8-128" to "int8-1024" in blocks of so many, "int8-whole" with one scale for all of them. Raises ValueError for an unknown choice.
+    "int8-128" to "int8-1024" in blocks of that length, "int8-whole" with one scale for the whole contraction. Raises ValueError for
+    an unknown choice.
     """
 
     backward: str | tuple[str, str] = "16bit"
@@ -96,10 +97,10 @@ class Int8Training:
 
 @dataclasses.dataclass(frozen=True)
 class W8A8Dynamic:
-    """torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call.
+    """Converts torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call.
 
     per_channel: one weight scale per output channel, else one for the whole weight. group: instead a scale per `group`
-    neighbours along IN (32, 64, 128; 0: a whole row). backward: how dX is computed when gradients pass through the
+    consecutive inputs (32, 64, 128; 0: a whole row). backward: how dX is computed when gradients pass through the
     frozen layer, "16bit" or "int8". Raises ValueError for another group or backward, for a group without per_channel, and for
     an int8 backward with a group other than 0.
     """
@@ -127,14 +128,14 @@ class W8A8Dynamic:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class W8A8Static:
-    """torch.nn.Linear to octile.W8A8StaticLinear: int8 weights, and activations quantized with one scale a layer.
+    """Converts torch.nn.Linear to octile.W8A8StaticLinear: int8 weights, and activations quantized with one scale per layer.
 
-    calibration: of octile.calibrate() or octile.Calibration.load(), of this model under these names. smoothing: "search"
-    takes for each layer the alpha with the smallest error, or none where the gain is too small, and needs sample rows or
-    second moments; or one alpha from 0 to 1 for all layers; or None. fold: "auto" divides the layers before in blocks that are known;
-    {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none.
-    multipliers: the other layers multiply their inputs while they quantize them (True), or are not smoothed (False).
-    backward: that of W8A8Dynamic.
+    calibration: from octile.calibrate() or octile.Calibration.load(), for this model and its names. smoothing: "search"
+    finds the alpha with the smallest error for each layer, leaves it unsmoothed if the gain is too small, and needs sample
+    rows or second moments; or one alpha from 0 to 1 for all layers; or None. fold: "auto" divides the preceding layers in
+    known blocks; {producer: [consumers]} names them, with all linear layers that read the producer's output; None divides
+    none. multipliers: all other layers multiply their inputs while quantizing them (True), or are not smoothed (False).
+    backward: as in W8A8Dynamic.
     compressed-tensors has no multipliers: only Octile loads a checkpoint of a model that has them.
     """
 
@@ -237,8 +238,8 @@ class _ByMethod:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class W8A16(_ByMethod):
-    """torch.nn.Linear to octile.W8A16Linear: int8 weights with a scale per output channel, or per `group` neighbours
-    along IN (32, 64, 128; 0: a whole row). method and calibration: those of W4A16.
+    """Converts torch.nn.Linear to octile.W8A16Linear: int8 weights with a scale per output channel, or per `group`
+    consecutive inputs (32, 64, 128; 0: a whole row). method and calibration: as in W4A16.
     """
 
     _BITS, _LAYER = 8, inference.W8A16Linear
@@ -249,11 +250,11 @@ class W8A16(_ByMethod):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class W4A16(_ByMethod):
-    """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row).
+    """Converts torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` inputs (32, 64, 128; 0: a row).
 
-    method: "nearest"; "clip" searches the range of each group with the smallest error; "feedback" (GPTQ) compensates the
-    rounding of each column in the columns after it. "clip" weighs errors with the calibration's second moments, if there
-    is one that has them; "feedback" needs them. Raises ValueError for an unknown group or method, and for "feedback"
+    method: "nearest"; "clip" searches the range of each group for the smallest error; with "feedback" (GPTQ), later
+    columns compensate for the rounding of earlier ones. "clip" weighs errors with the calibration's second moments, if it
+    has any; "feedback" needs them. Raises ValueError for an unknown group or method, and for "feedback"
     without a calibration.
     """
 
@@ -265,10 +266,10 @@ class W4A16(_ByMethod):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class W4A8(_ByMethod):
-    """torch.nn.Linear to octile.W4A8Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row), activations
-    quantized per token in every call.
+    """Converts torch.nn.Linear to octile.W4A8Linear: 4-bit weights with a scale per `group` inputs (32, 64, 128; 0: a row),
+    activations quantized per token in every call.
 
-    method and calibration: those of W4A16. backward: that of W8A8Dynamic, "int8" with group=0 alone.
+    method and calibration: as in W4A16. backward: as in W8A8Dynamic; "int8" needs group=0.
     """
 
     _BITS, _LAYER = 4, inference.W4A8Linear
@@ -345,17 +346,16 @@ def quantize_(model, config, filter=None):
     """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
     Linear layers are torch.nn.Linear and transformers' Conv1D; the fused experts of Transformers' models become an
-    octile.Experts, or train in int8 with Int8Training; W8A8Static leaves them. config: Int8Training, W8A8Dynamic, W8A8Static,
-    W8A16, W4A16 or W4A8.
-    filter(module, name) -> bool chooses among them; without one, all but those named lm_head. The modules stay the same
-    objects, of another class, so that references to them and their hooks hold.
+    octile.Experts, or train in int8 with Int8Training; W8A8Static leaves them in float. config: Int8Training, W8A8Dynamic,
+    W8A8Static, W8A16, W4A16 or W4A8.
+    filter(module, name) -> bool chooses among them; without one, all are converted except those named lm_head. The modules
+    remain the same objects, with another class, so references to them and their hooks stay valid.
 
-    Training keeps the parameters, tied ones included. For inference a weight that other modules hold too (a head tied to
+    Training keeps the parameters, including tied ones. For inference, a weight that other modules hold too (a head tied to
     the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it.
 
     The report names every matrix that was left, and why. Warns (UserWarning) if nothing was converted. Raises TypeError
-    for another kind of config. Whatever it raises, the model is then as it was: it holds the old layers until all new
-    ones are made.
+    for another kind of config. If it raises, the model is unchanged: the old layers are kept until all new ones are made.
     """
     layers, report = choose(model, config, filter, asked=filter is not None)
     exchange(model, config, layers, report)
@@ -367,7 +367,7 @@ def quantize_(model, config, filter=None):
 
 
 def choose(model, config, filter, asked):
-    """The layers that quantize_() converts, by name, and a Report that says why not the others.
+    """The layers that quantize_() converts, by name, and a Report that says why the others are not.
 
     asked: whether the filter may ask for a head and for a weight that other modules hold.
     """
@@ -427,7 +427,7 @@ def _refused_experts(module, name, config, filter, sharers):
 
 
 def converted(convert, module, name, config):
-    """What takes the place of `module`, a linear layer or experts."""
+    """The replacement of `module`, a linear layer or experts."""
     if not experts.is_experts(module):
         return convert(finite(as_linear(module), name, config), name)
     if isinstance(config, Int8Training):
@@ -438,7 +438,7 @@ def converted(convert, module, name, config):
 
 
 def finite(linear, name, config):
-    """The linear layer. Raises ValueError where the config quantizes a NaN or an infinity of its weight for good."""
+    """The linear layer. Raises ValueError if its weight has a NaN or an infinity and the config quantizes it permanently."""
     if isinstance(config, Int8Training) or linear.weight.is_meta:
         return linear
     if not linear.weight.isfinite().all():

@@ -1,8 +1,8 @@
-"""Decoding with Transformers' generate() as one program a token.
+"""Decoding with Transformers' generate() as one program per token.
 
 generate() runs some hundred lines of Python for a token and then waits for it, so with fast linear layers the host takes
 longer than the GPU. Here a token is one CUDA graph: the model, the choice of the next token, the test for the end. The
-host starts it, and reads what came out two tokens later. On a CPU a token is one program of torch.compile without guards.
+host starts it, and reads its output two tokens later. On a CPU a token is one program of torch.compile without guards.
 """
 
 import collections
@@ -101,9 +101,9 @@ class Decoding:
     such kernels. Octile's own kernels always do.
 
     One program and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt
-    for another model or when a weight has moved in memory; graphs also for other processors. Changes that move no weight,
-    such as a hook, or switching a LoRA adapter on or off or merging it, go undetected: call clear() after them. Holds the
-    last model until then. Not thread-safe.
+    for another model or when a weight has moved in memory; graphs also for other logits processors. Changes that move no
+    weight, such as a hook, or enabling, disabling or merging a LoRA adapter, go undetected: call clear() after them. Holds
+    the last model until then. Not thread-safe.
 
     While the loop runs, parts of the model whose attention is "sdpa" have one in which heads that share keys and values
     read them once.
@@ -123,7 +123,7 @@ class Decoding:
         self.clear()
 
     def clear(self):
-        """Frees all graphs, programs and caches, and lets go of the model."""
+        """Frees all graphs, programs and caches, and releases the model."""
         self._model, self._steps = None, {}
 
     @torch.no_grad()

@@ -215,10 +215,10 @@ def _refusal(module, size):
 
 
 class ExpertParallel(ParallelStyle):
-    """A part of the experts of octile.Experts, or of those that Int8Training makes, for each rank of a mesh.
+    """Distributes the experts of octile.Experts, or of those that Int8Training makes, over the ranks of a mesh.
 
-    Each rank calls the module with its own tokens, any number, at the same time. Tokens travel as int8 with their scales (with
-    W8A16 and W4A16 as they are), results and dX in x's type. exact=True: results travel in f32, and y has the bits of one process.
+    All ranks call the module together, each with any number of its own tokens. Tokens travel as int8 with their scales (with
+    W8A16 and W4A16 in x's type), results and dX in x's type. exact=True: results travel in f32, and y has the bits of one process.
     """
 
     def __init__(self, *, exact=False):

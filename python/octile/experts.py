@@ -286,7 +286,7 @@ class Experts(_Routed):
     """The experts of a mixture with quantized weights.
 
     up, down: inference layers (W8A8Linear, W8A16Linear, W4A8Linear or W4A16Linear) whose output channels are those of all
-    experts, one expert's after the other's; without biases, and not packed yet. gate(module, rows): what turns rows of `up`'s
+    experts, one expert after the other; without biases, and not packed yet. gate(module, rows) turns rows of `up`'s
     output into rows of `down`'s input, silu(a) * b of its halves by default. The biases (experts, OUT) are parameters of
     this module, or None.
 
@@ -294,10 +294,10 @@ class Experts(_Routed):
     an index outside 0..experts - 1 adds nothing. It sorts the tokens by expert without waiting for a GPU, quantizes x once,
     and adds up a token's experts in the order of its slots, in float32. Returns x's shape and type.
 
-    x, weights and the biases may ask for gradients, as with the inference layers; the quantized weights have none. For
-    the weights' gradient the second layer is computed once more.
+    x, weights and the biases may require gradients, as with the inference layers; the quantized weights have none. For
+    the gradient of the weights the second layer is computed once more.
 
-    Raises ValueError for layers and biases that do not fit, and RuntimeError for such arguments.
+    Raises ValueError for layers and biases that do not fit, and RuntimeError for arguments that do not.
     """
 
     def __init__(

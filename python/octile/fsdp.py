@@ -1,8 +1,8 @@
 """FSDP2 that gathers weights as int8: prepare_(model), then torch's fully_shard.
 
 A rank holds the float values of its output channels. It quantizes them, once after each change, and FSDP2 gathers the
-int8 values and their scales. A scale is of one output channel, so these are the bits that one process makes of the
-whole weight, and no collective looks for a maximum.
+int8 values and their scales. A scale belongs to one output channel, so these are the bits that one process computes from
+the whole weight, and no collective for a maximum is needed.
 """
 
 import inspect
@@ -313,11 +313,11 @@ def prepare_(model):
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
 
-    To be called after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over
+    Call it after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over
     the same values. Sharded parameters stay float, and state_dict() holds plain tensors. docs/how-to/many-gpus.md has the rest.
 
-    Raises ValueError, and changes nothing, if there is no octile.Linear, if a layer of octile's that trains cannot be
-    gathered so, or if another module uses the weight of one as well.
+    Raises ValueError, and changes nothing, if there is no octile.Linear, if one of octile's training layers cannot be
+    gathered as int8, or if another module uses its weight too.
     """
     from .training import _Trainable
 

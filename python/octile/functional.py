@@ -66,12 +66,12 @@ def _choice(name, value, known):
 
 
 def product(backward):
-    """The constant of a word that says how dX of a frozen layer is multiplied."""
+    """The constant of the word that says how dX of a frozen layer is computed."""
     return _choice("backward", backward, _PRODUCTS)
 
 
 def options(layout, per_channel, activation, backward, rounding):
-    """Options of the words that layers take. `backward`: "16bit", one of GRADIENT_BLOCKS, or a pair for (dX, dW)."""
+    """Options from the words that layers take. `backward`: "16bit", one of GRADIENT_BLOCKS, or a pair for (dX, dW)."""
     make = _options if torch.compiler.is_compiling() else _known_options
     backward = tuple(backward) if isinstance(backward, list) else backward
     return make(layout, per_channel, activation, backward, rounding)
@@ -139,8 +139,8 @@ def _rows(x):
 
 
 def check_input(x, in_features, dtype=None):
-    """Raises where x is not (..., in_features), or does not go with a layer in `dtype`. The library, which sees a weight
-    beside x, blames that instead."""
+    """Raises if x is not (..., in_features), or does not go with a layer in `dtype`. The library would blame the weight
+    instead."""
     if not isinstance(x, torch.Tensor):
         hint = "; octile.Linear and W8A8Linear that is not packed take one" if type(x) is QuantizedInput else ""
         raise TypeError(f"octile: x is a {type(x).__name__}, expected a tensor{hint}") from None
@@ -201,7 +201,7 @@ def _infer(x, wq, ws, b, activation, dtype):
 
 
 def _dw_dtype(dy, w):
-    """The type that the kernel writes dW in: the weight's where it can, else one that loses nothing of it."""
+    """The type in which the kernel writes dW: the weight's if it can, else one that loses nothing."""
     if w == dy or dy is torch.float64:
         return dy
     return torch.float32
@@ -214,7 +214,7 @@ _TWICE = (
 
 
 def once_differentiable(backward):
-    """torch's decorator of that name silently takes a gradient penalty for a constant where dY needs no gradient."""
+    """torch's decorator of that name silently treats a gradient penalty as a constant if dY needs no gradient."""
 
     @functools.wraps(backward)
     def wrapper(ctx, *given):
@@ -300,7 +300,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def refuse_transforms(x, w=None, b=None):
-    """Raises where a torch.func transform or forward-mode differentiation would go through the layer."""
+    """Raises if a torch.func transform or forward-mode differentiation would go through the layer."""
     if _transforms_active():
         raise NotImplementedError(
             "octile: vmap, grad, jvp and the other transforms of torch.func do not go through a quantized layer; call it "
@@ -330,7 +330,7 @@ def traced(x, w, b, o, prepared=None):
 def run(x, w, b, o, static=None):
     """The layer in eager code; at 16 rows this function's own time is a third of the layer's.
 
-    w is quantized here, in every call: a check of its content would take as long, and nothing less sees every write.
+    w is quantized here, in every call: checking its content would take as long, and nothing less detects every write.
     static: the StaticWeight of cache_weights_().
     """
     if _transforms_active() or forward_ad._current_level >= 0:
@@ -392,7 +392,7 @@ def _dx_and_db(dy, weight, scale, product, db):
 
 
 def _levels(weight, zero_point, k):
-    """Of a weight with one zero point a row: q - z, int8 (N, K)."""
+    """q - z of a weight with one zero point per row, int8 (N, K)."""
     if weight.dtype is torch.uint8:
         weight = quantizer.unpack(weight, k)
         return weight if zero_point is None else weight - zero_point.to(torch.int8)
@@ -415,7 +415,7 @@ def _through_groups(dy, weight, scale, zero_point, k):
 
 
 def _unclamped(x, multiplier, static_scale):
-    """Where the contract's straight-through gradient passes: where rint(x / s) is at most 127, and x is not finite."""
+    """Where the contract's straight-through gradient passes: where |rint(x / s)| is at most 127 or x is not finite."""
     wide = x if x.dtype is torch.float64 else x.float()
     if multiplier is not None:
         wide = wide * multiplier
@@ -428,9 +428,9 @@ def _unclamped(x, multiplier, static_scale):
 
 
 class _Frozen(torch.autograd.Function):
-    """A layer whose weight stays as it is: y by the op that it has without gradients, and dX and dB.
+    """A layer with a frozen weight: y by the op that it has without gradients, and dX and dB.
 
-    Of x, where a static scale clamps, one boolean a value is kept; else nothing.
+    If a static scale clamps x, one boolean per value is kept; otherwise nothing of x.
     """
 
     @staticmethod
@@ -488,7 +488,7 @@ def _needs_gradient(x, b):
 
 
 def run_int8(x, wq, ws, b, product):
-    """The layer with a weight that is int8 for good."""
+    """The layer with a weight stored in int8."""
     if torch.compiler.is_compiling():
         dtype = autocast_dtype(x)
         x = x.to(dtype)
@@ -522,8 +522,8 @@ def run_int8_quantized(x, wq, ws, b, product):
 
 
 def _as_it_is(x, b, in_features):
-    """Whether the op is all that is to do: eager code, no gradient, x and b of one type. In decoding, with one row, the
-    questions of the long way take as long as the op's own overhead."""
+    """Whether calling the op is enough: eager code, no gradient, x and b of one type. In decoding, with one row, the
+    checks of the general path take as long as the op's own overhead."""
     if torch.compiler.is_compiling() or _any_autocast() or _transforms_active() or forward_ad._current_level >= 0:
         return False
     if not isinstance(x, torch.Tensor) or x.dtype is torch.float64:
@@ -550,7 +550,7 @@ def _in_one_type(x, b, in_features, scale_dtype):
 
 
 def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
-    """The layer with a weight that is int8 for good, and one scale of x that is known beforehand."""
+    """The layer with a weight stored in int8, and a static scale of x."""
     if _as_it_is(x, b, in_features):
         return _linear_at_once(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
     x, b = _in_one_type(x, b, in_features, ws.dtype)
@@ -560,7 +560,7 @@ def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
 
 
 def run_frozen(x, weight, scale, zero_point, b, in_features, activation, product):
-    """The layer with a weight that is quantized for good, int8 or uint8 of several values each, and no static scale."""
+    """The layer with a quantized weight, int8 or uint8 of several values each, and no static scale."""
     if _as_it_is(x, b, in_features):
         if weight.dtype is torch.uint8:
             return _linear_s4_at_once(x, weight, scale, zero_point, b, activation)
@@ -574,9 +574,9 @@ def run_frozen(x, weight, scale, zero_point, b, in_features, activation, product
 
 
 def run_packed(x, weight, b, in_features, for_gradient, *choices):
-    """Any of them with a weight that is packed.
+    """Any of them with a packed weight.
 
-    for_gradient: what gives the weight, its scale and its zero points as they were before, and the product of dX.
+    for_gradient: returns the unpacked weight, its scale and its zero points, and the product of dX.
     """
     if _as_it_is(x, b, in_features):
         return _linear_packed_at_once(x, weight, b, *choices)
@@ -599,8 +599,8 @@ def linear(
 
     per_channel: one scale per output channel of w, else one. activation: one scale "per_token" (row of x) or
     "per_tensor". backward: "16bit" (dequantized operands), "int8" (dY quantized too, with a scale for each block of 256
-    terms of the contraction), "int8-128" to "int8-1024" (blocks of so many), "int8-whole" (one scale for all), or a pair for (dX, dW). rounding: of dY in the int8
-    ones, "nearest" or "stochastic".
+    terms of the contraction), "int8-128" to "int8-1024" (blocks of that length), "int8-whole" (one scale for all terms), or
+    a pair for (dX, dW). rounding: of dY in the int8 products, "nearest" or "stochastic".
 
     Differentiable once, in x, w and b. Raises ValueError for an unknown choice, RuntimeError for shapes and types that
     do not fit. Arrays of numpy, JAX and CuPy are for octile.arrays.linear(), which has no gradient.

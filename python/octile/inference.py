@@ -1,12 +1,12 @@
 """Layers for inference: quantized weights in buffers, and `weight` as a read-only float view of them.
 
 W8A8Linear         int8 weight, x quantized per token
-W8A8StaticLinear   int8 weight, x quantized with one scale that is known beforehand
-W8A16Linear        int8 weight, x as it is
+W8A8StaticLinear   int8 weight, x quantized with one static scale
+W8A16Linear        int8 weight, x in float
 W4A8Linear         4-bit weight in groups, x quantized per token
-W4A16Linear        4-bit weight in groups, x as it is
+W4A16Linear        4-bit weight in groups, x in float
 
-Each passes gradients on to x: dX = dY times the dequantized weight. The weight itself stays as it is.
+Each passes gradients on to x: dX = dY times the dequantized weight. The weight itself is frozen.
 """
 
 import torch
@@ -20,14 +20,14 @@ from .weight_format import WeightFormat
 
 
 class _Inference(nn.Module):
-    """What the layers share: buffers alone, and scales that keep their type.
+    """What the layers share: only buffers, and scales that keep their type.
 
     A layer made by its constructor holds zeros; from_linear() or a state_dict fills it.
 
     weight_dtype: the float type of the original weight, as to(dtype) and half() have converted it since.
 
-    x may ask for a gradient: dX (..., IN) in x's type is dY times the dequantized weight, through the quantizer of x as if
-    it were not there (where a static scale clamps x: 0). The weight has none. The bias has one if it was made a
+    x may require a gradient: dX (..., IN) in x's type is dY times the dequantized weight; it passes straight through the
+    quantizer of x (0 where a static scale clamps x). The weight has none. The bias has one if it was made a
     parameter: layer.bias = torch.nn.Parameter(layer.bias). The layer saves nothing of x for the backward, except
     W8A8StaticLinear, which saves one byte per value. Differentiable once; no forward mode, no torch.func transforms.
     """
@@ -67,7 +67,7 @@ class _Inference(nn.Module):
 
     @property
     def group(self):
-        """How many neighbours along IN share a scale; 0: a whole row; None: scales per channel, or one for all."""
+        """How many consecutive inputs share a scale; 0: a whole row; None: scales per channel, or one for all."""
         return self.format.group
 
     @property
@@ -123,7 +123,7 @@ class _Inference(nn.Module):
         return self
 
     def _align(self):
-        """Lays out the weight as the kernels like it, after something has made it anew."""
+        """Aligns the weight for the kernels, after something has replaced it."""
         self._unpacked = None
         packed = self._buffers["packed_weight"]
         if packed is not None and not packed.is_meta and packed.data_ptr() % 64:
@@ -144,13 +144,13 @@ class _Inference(nn.Module):
             self._parallel.save(self, destination, prefix)
 
     def pack_(self):
-        """Puts the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
+        """Packs the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
 
-        The form is that of docs/reference/packed-weights.md, the same for all machines. The layer then computes the same, faster
-        for few rows; its state_dict has packed_weight instead of what went into it. Gradients need the weight as it was
-        before: the first one unpacks it and keeps that as well, and a compiled graph that is older unpacks it each time.
+        The form is that of docs/reference/packed-weights.md, the same for all machines. The layer computes the same, faster
+        with few rows; its state_dict has packed_weight instead of the weight and its scales. Gradients need the unpacked
+        weight: the first one unpacks it and keeps the result, and a graph compiled earlier unpacks it each time.
         Layers that join_() has joined are packed together, as one.
-        Returns the layer. Raises RuntimeError where no kernel reads it.
+        Returns the layer. Raises RuntimeError if no kernel reads it.
         """
         if self._buffers["packed_weight"] is not None:
             return self
@@ -241,14 +241,14 @@ class _Inference(nn.Module):
     def refit_(self, weight, bias=None):
         """Quantizes the float `weight`, shaped as `weight` is, into the memory that the layer has; returns the layer.
 
-        Each buffer stays where it is: compiled code and captured graphs compute with the new weight from then on. The
+        No buffer moves: compiled code and captured graphs compute with the new weight from then on. The
         bits are those of from_linear() with its defaults, but zero points become 0, and a layer with one scale for all
-        channels keeps one (packed, it has one a channel). A backward of a forward from before is an error, but of a
+        channels keeps one (packed, it has one per channel). The backward of an earlier forward is then an error, except for a
         packed layer, which has kept its weight; layers that are joined count as one. Scales of the input stay. An int8
-        weight that is not packed and has no input_multiplier is written by one kernel, without a copy in between. bias:
+        weight that is not packed and has no input_multiplier is written by one kernel, without a copy. bias:
         copied, if it is given.
 
-        Raises ValueError for another shape, device or an integer type, for a bias that the layer has not, and where
+        Raises ValueError for another shape, device or an integer type, for a bias if the layer has none, and if
         octile.parallel has split the layer.
         """
         self._refuse_split()
@@ -395,11 +395,11 @@ def check_backward(backward, group=None):
 
 
 class _Int8(_Inference):
-    """Layers whose products are of int8, so that dX may be one too."""
+    """Layers with int8 products, whose dX may be one too."""
 
     @property
     def backward(self):
-        """How dX is multiplied: "16bit" (dY in its own type, the weight dequantized) or "int8" (dY quantized as well)."""
+        """How dX is computed: "16bit" (dY in its own type, the weight dequantized) or "int8" (dY quantized as well)."""
         return "int8" if self._product == _c.INT8 else "16bit"
 
     @backward.setter
@@ -415,9 +415,9 @@ class W8A8Linear(_Int8):
     quantized per token in every call. to(dtype) and half() convert only the bias: the output has x's type, or
     autocast's type under autocast.
 
-    backward: how dX is multiplied, "16bit" (the default: it adds nothing but the rounding of its type) or "int8" (dY is
-    quantized too, per token and 256 channels: faster where there are many tokens, less than 1 % of noise where dY is
-    about normal; not with a group but 0). An attribute too.
+    backward: how dX is computed, "16bit" (the default, which adds only the rounding of its type) or "int8" (dY is
+    quantized too, per token and 256 channels: faster with many tokens, with less than 1 % of noise if dY is roughly
+    normal; not with a group other than 0). Also an attribute.
 
     Raises ValueError for an unknown group and one that does not divide IN, and for an unknown backward and an int8 one
     with a group.
@@ -463,16 +463,16 @@ class W8A8Linear(_Int8):
 
 
 class W8A8StaticLinear(_Int8):
-    """Inference with 8-bit weights and activations, and one scale for x that is known beforehand.
+    """Inference with 8-bit weights and activations, and one static scale for x.
 
     Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (1) unless per_channel; input_scale float32
     (1); input_multiplier float32 (IN), SmoothQuant's 1 / s, or None; bias (OUT) or None. x (..., IN) of any float type
-    is multiplied by input_multiplier and quantized with input_scale, where it is clamped to -127..127. y is in x's type,
-    under autocast in autocast's. backward: that of W8A8Linear. dX has input_multiplier in it, and is 0 where x is clamped.
+    is multiplied by input_multiplier, quantized with input_scale and clamped to -127..127. y is in x's type,
+    under autocast in autocast's. backward: as in W8A8Linear. dX includes input_multiplier, and is 0 where x is clamped.
 
-    The kernels take input_scale as a number, so the buffer stays on the CPU wherever the layer goes, and DDP needs
-    processes that can exchange it: backend="cpu:gloo,cuda:nccl". Eager code reads it in every call. A compiled graph keeps
-    the number that it was compiled with until the layer is filled, moved, loaded or called in eager code.
+    The kernels take input_scale as a number, so the buffer always stays on the CPU, and DDP needs
+    a process group that can exchange it: backend="cpu:gloo,cuda:nccl". Eager code reads it in every call. A compiled graph
+    keeps the number that it was compiled with until the layer is filled, moved, loaded or called in eager code.
     """
 
     _ACTIVATION = _c.STATIC_PER_TENSOR
@@ -582,13 +582,13 @@ class W8A16Linear(_Inference):
 
 
 class W4A16Linear(_Inference):
-    """Inference with 4-bit weights, one scale per group of `group` neighbours along IN; x is not quantized.
+    """Inference with 4-bit weights, one scale per group of `group` consecutive inputs; x is not quantized.
 
     Buffers: quantized_weight uint8 (OUT, ceil(IN / 2)), two values -8..7 a byte, the even element in the low nibble;
-    weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (others are an
-    error on a CPU, and on a GPU lead to undefined results, but to no wrong access to memory); bias (OUT) or None. group:
+    weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (other values are an
+    error on a CPU; on a GPU the result is undefined, but no memory is accessed out of bounds); bias (OUT) or None. group:
     32, 64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. A gradient
-    dequantizes the weight for its product: OUT * IN values of dY's type (on a CPU of float32), freed at once. Raises
+    dequantizes the weight for its product: OUT * IN values of dY's type (on a CPU float32), freed immediately. Raises
     ValueError for an unknown group and one that does not divide IN.
     """
 
@@ -605,11 +605,11 @@ class W4A16Linear(_Inference):
 
 
 class W4A8Linear(_Int8):
-    """Inference with 4-bit weights, one scale per group of `group` neighbours along IN; x is quantized per token.
+    """Inference with 4-bit weights, one scale per group of `group` consecutive inputs; x is quantized per token.
 
     The sums of a group are exact integers, so every kernel gives the same bits. Buffers, group and zero_point are those
     of W4A16Linear. x (..., IN) of any float type is quantized in every call, under autocast after its cast; y is in its
-    type. backward: that of W8A8Linear, so "int8" is for group=0 alone; with a group dX is that of W4A16Linear.
+    type. backward: as in W8A8Linear, so "int8" needs group=0; with a group dX is that of W4A16Linear.
 
     Raises ValueError as W4A16Linear does, and for an unknown backward and an int8 one with a group.
     """
@@ -649,10 +649,10 @@ def _meet_others():
 
 
 def pack_(model):
-    """Packs the weights of all layers for inference in `model`, in place; returns the names of those that were.
+    """Packs the weights of all inference layers in `model`, in place; returns the names of the packed layers.
 
-    For serving few rows at a time; W4A16Linear gains the most. Layers stay as they are on a device whose kernels read no
-    packed weight.
+    Makes small batches faster; 4-bit layers gain the most. Layers stay as they are if no kernel of their device reads
+    packed weights.
     """
     plain = [(n, m) for n, m in model.named_modules() if isinstance(m, _Inference) and m.packed_weight is None]
     for _, module in plain:

@@ -2,10 +2,10 @@
 
 join_(model)   queries, keys and values; gate and up
 
-Each layer stays a module of its own: its buffers are parts of the joined ones, so state_dicts and checkpoints are as before.
-The first layer that is called with an x multiplies for all of them, and those after it take their parts. Where x or its bias
-needs a gradient, each layer multiplies alone. pack_() packs joined layers as one: the first has the packed weight of all of
-them then, and the others an empty one.
+Each layer remains a separate module: its buffers are parts of the joined ones, so state_dicts and checkpoints are as before.
+The first layer that is called with an x multiplies for all of them, and those after it take their parts. If x or the bias
+needs a gradient, each layer multiplies separately. pack_() packs joined layers as one: the first then has the packed weight
+of all of them, and the others an empty one.
 """
 
 import copy
@@ -239,14 +239,14 @@ def _refusal(layers):
 
 
 def join_(model, names=NAMES):
-    """Joins layers for inference that read the same input, in place; returns the names of those that were.
+    """Joins layers for inference that read the same input, in place; returns the names of the joined layers.
 
     names: tuples of names of children of one module, in the order in which it calls them. The buffers of each layer become
     views of the joined buffers, which takes no additional memory, and its output is a part of the joined output. W8A8 and
-    W4A8 keep the same bits; layers that do not quantize x add in another order. With gradients each layer multiplies alone.
-    Forward hooks run as before. Between the calls of a group x must stay as it is: under torch.inference_mode and
-    torch.compile a change in place goes unseen. pack_() afterwards packs each group as one; its state_dict then loads into a
-    model that is joined and packed alike. Raises ValueError for a name that is not one of a tuple of strings.
+    W4A8 keep the same bits; layers that do not quantize x sum in another order. With gradients, each layer multiplies
+    separately. Forward hooks run as before. Between the calls of a group x must not change: under torch.inference_mode and
+    torch.compile an in-place change goes undetected. pack_() afterwards packs each group as one; its state_dict then loads
+    into a model that is joined and packed in the same way. Raises ValueError for a name that is not one of a tuple of strings.
     """
     for group in names:
         if isinstance(group, str) or not all(isinstance(name, str) for name in group):

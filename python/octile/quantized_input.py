@@ -1,11 +1,11 @@
-"""What makes the inputs of layers that train int8 in the pass that computes them.
+"""Quantizes the inputs of training layers in the pass that computes them.
 
-quantize_input       of any x, once for several layers
-GELU, SwiGLU         activations (gelu, swiglu: the same as functions)
+quantize_input       any x, once for several layers
+GELU, SwiGLU         activation functions (gelu, swiglu: the same as functions)
 RMSNorm, LayerNorm   norms, which may add a residual first (rms_norm, layer_norm)
 
-Each returns a QuantizedInput, which octile.Linear and QuantizedLinear take in place of a tensor, any number of them the
-same one. x is not written in 16 bits and read again. The integers are those of the activation rounded to x's type and then
+Each returns a QuantizedInput, which any number of octile.Linear and QuantizedLinear layers take in place of a tensor. x is
+not written in 16 bits and read again. The integers are those of the activation rounded to x's type and then
 quantized, docs/reference/contract.md, "Prologues".
 """
 
@@ -137,9 +137,9 @@ def _quantized(x, up, prologue, backward):
 
 
 def quantize_input(x, backward="int8"):
-    """x (..., K), float, quantized per token once for several layers that take it: queries, keys and values, say.
+    """x (..., K), float, quantized per token once for several layers, such as queries, keys and values.
 
-    backward: the layers' own; with an int8 dW the transpose is written from the same read.
+    backward: that of the layers; with an int8 dW the transpose is written from the same read.
     """
     return _quantized(x, None, _c.NO_PROLOGUE, backward)
 

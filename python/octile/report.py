@@ -31,12 +31,12 @@ class Matrix:
 
 
 class Report:
-    """What quantize_() did and what it left. str() is a text for a person.
+    """What quantize_() did and what it left. str() is a text for people.
 
-    converted: names of layers. skipped: the other linear layers, those quantized before included: reasons by name.
-    matrices: every matrix of the model, as it now is. parameters: their number in the model; share: of them, the weights
-    of quantized layers. multipliers: names of the layers that multiply their inputs. unsmoothed: layers that W8A8Static
-    did not smooth though it was to: reasons by name.
+    converted: names of layers. skipped: the other linear layers, including those quantized before: reasons by name.
+    matrices: every matrix of the converted model. parameters: their number in the model; share: the share of them that are
+    weights of quantized layers. multipliers: names of the layers that multiply their inputs. unsmoothed: layers that
+    W8A8Static was asked to smooth but did not: reasons by name.
     """
 
     def __init__(self, config):

@@ -1,8 +1,8 @@
 """save_pretrained() of a Transformers model with quantized layers writes what save_checkpoint() writes.
 
-By itself it would write integers and no quantization_config, which from_pretrained() takes for a float model and loads as
-noise. The class is patched, not a model: the model that is saved may not be the one that was converted (a part of it was, or it
-is a copy).
+Without this, it would write integers and no quantization_config, which from_pretrained() would take for a float model and load
+as noise. The class is patched, not a model: the model that is saved may not be the one that was converted (only a part of it
+was, or it is a copy).
 """
 
 import functools

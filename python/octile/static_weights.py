@@ -1,7 +1,7 @@
-"""cache_weights_(): quantized weights in buffers that stay where they are.
+"""cache_weights_(): quantized weights in buffers with fixed addresses.
 
 Layers quantize their weight in every forward. With these buffers they read it instead, in eager code, in compiled and
-in captured graphs. The buffers are brought up to date in place: after every step of an optimizer that holds the weight,
+in captured graphs. The buffers are refreshed in place: after every step of an optimizer that holds the weight,
 after load_state_dict(), and in eager code whenever the version counter has moved.
 """
 
@@ -197,28 +197,28 @@ def cache_weights_(model, *optimizers):
 
     Every octile.Linear and octile.QuantizedLinear in `model` gets non-persistent buffers with its int8 weight, in the
     orientations that its forward and backward read. Eager code, compiled graphs and captured graphs read them. This
-    pays where there are several forwards per step (gradient accumulation, checkpointing) and in evaluation of few rows.
+    pays off with several forwards per step (gradient accumulation, checkpointing) and in evaluation with few rows.
 
     The buffers are refreshed in place after each step() of any torch optimizer that holds the weight, and after
     load_state_dict(). (`optimizers` are only checked: some wrappers run no hooks.) Eager forwards also refresh them
     when the parameter's version counter has moved (any in-place operation that autograd sees), when the parameter was
     replaced, swapped or its storage moved, and after train() or eval() has changed the mode.
 
-    **Every other change of a weight goes unseen: call refresh() on the returned object after it**, or the layer answers
-    with the old weight. In eager code these are writes through `.data`, `.detach()` or a raw pointer that leave the
-    storage where it is: averages (EMA) copied in, PEFT's merge and unmerge, optimizers without torch's hooks. A
-    compiled or captured graph sees nothing but steps and load_state_dict(): it also misses assignments under no_grad(), pruning
-    and steps by hand. Changes that moved the version counter are warned of at the next step.
+    **Every other change of a weight goes undetected: call refresh() on the returned object after it**, or the layer keeps
+    using the old weight. In eager code these are writes through `.data`, `.detach()` or a raw pointer that keep the
+    storage: averages (EMA) copied in, PEFT's merge and unmerge, optimizers without torch's hooks. A
+    compiled or captured graph notices only steps and load_state_dict(): it also misses assignments under no_grad(), pruning
+    and manual steps. The next step warns of changes that moved the version counter.
 
     Returns an object with refresh(), stale() (the layers whose version counter has moved) and remove().
 
     Limits: a compiled step() of any optimizer breaks its graph at the hooks. torch.func.functional_call with another
     weight does not reach a compiled forward. A step between a forward and its backward is an error. Copies of the model
-    come without the buffers, so torch.optim.swa_utils.AveragedModel, which pairs the buffers of the model and its copy,
+    do not have the buffers, so torch.optim.swa_utils.AveragedModel, which pairs the buffers of the model and its copy,
     cannot be used on such a model.
 
-    Raises ValueError if there is no such layer, FSDP2 shards one, a weight is not a plain parameter or was made in
-    inference mode, TypeError for an optimizer that is none of torch's, or only wraps one.
+    Raises ValueError if there is no such layer, if FSDP2 shards one, or if a weight is not a plain parameter or was made
+    in inference mode; TypeError for an optimizer that is not torch's, or only wraps one.
     """
     from .training import _Trainable
 

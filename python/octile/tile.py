@@ -53,7 +53,7 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class CompileError(RuntimeError):
-    """The compiler refused a kernel. `output` is all it said; the text has its errors."""
+    """A kernel does not compile. `output` is the compiler's full output; the text has its errors."""
 
     def __init__(self, text, output):
         super().__init__(text)
@@ -61,7 +61,7 @@ class CompileError(RuntimeError):
 
 
 class CheckError(RuntimeError):
-    """A checked launch found mistakes; the text has one in each line."""
+    """A checked launch found mistakes; the text has one per line."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def load(file, name, *, choices=None, key=(), checked=False, flags=()):
     of the file's own goes before the name: "mine::Add".
 
     choices, key   see Choice: the constants that vary, and the parameters whose sizes a measurement holds for
-    checked        CPU tensors run on the checked executor: a mistake, as a load out of bounds, raises CheckError
+    checked        CPU tensors run on the checked executor: a mistake, such as a load out of bounds, raises CheckError
     flags          for the compiler, after Octile's own
     """
     return Kernel(file, name, choices, key, checked, flags)

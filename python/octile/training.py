@@ -169,17 +169,17 @@ def _choose(of):
 
 
 class Linear(_Trainable, nn.Linear):
-    """torch.nn.Linear whose products are of int8: x and the weight are quantized in every call.
+    """torch.nn.Linear with int8 products: x and the weight are quantized in every call.
 
-    Parameters and state_dict are torch.nn.Linear's: weight (OUT, IN), bias (OUT), float, and what the optimizer sees.
+    Parameters and state_dict are those of torch.nn.Linear: weight (OUT, IN), bias (OUT), float; the optimizer updates them.
     x (..., IN) and the weight may have different float types, but float64 only goes with float64. The gradient of the
     weight has the weight's type; for a float32 weight and a 16-bit x, the kernel writes it in float32.
 
-    backward: "16bit" multiplies dY (M, OUT) with the dequantized operands. "int8" quantizes dY as well, with a scale for
+    backward: "16bit" multiplies dY (M, OUT) by the dequantized operands. "int8" quantizes dY as well, with a scale for
     each block of 256 terms of the contraction: per token and 256 channels for dX (M, IN), per channel and 256 tokens for
-    dW (OUT, IN); docs/reference/contract.md has the formula. "int8-128", "int8-256", "int8-512" and "int8-1024" name the block,
-    "int8-whole" has one scale for all terms. A pair chooses for (dX, dW); where both are int8, their blocks are the same.
-    docs/explanation/training.md says which when.
+    dW (OUT, IN); docs/reference/contract.md has the formula. "int8-128", "int8-256", "int8-512" and "int8-1024" set the block
+    length, "int8-whole" has one scale for all terms. A pair chooses for (dX, dW); if both are int8, their blocks must be the
+    same. docs/how-to/choose-backward.md compares them.
     activation: one scale "per_token" or "per_tensor" of x. rounding: of dY in the int8 products, "nearest" or
     "stochastic": with new random numbers on every call, but a compiled graph repeats the same ones in all of its runs.
 
@@ -206,7 +206,7 @@ class Linear(_Trainable, nn.Linear):
 
     @classmethod
     def from_linear(cls, linear, *, backward="16bit", activation="per_token", per_channel=True, rounding="nearest"):
-        """A layer with the parameters of a torch.nn.Linear: the same ones, not copies, so that ties and optimizers hold."""
+        """A layer with the parameters of a torch.nn.Linear, not copies of them, so ties and optimizers stay valid."""
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         new._configure(per_channel=per_channel, activation=activation, backward=backward, rounding=rounding)
@@ -286,7 +286,7 @@ class QuantizedLinear(_Trainable):
 
 
 def clear_weight_cache(model):
-    """Quantizes again the weights that cache_weights_() keeps in `model`, at once; nothing else is kept.
+    """Quantizes the weights that cache_weights_() keeps in `model` again, immediately; nothing else is cached.
 
     The same as refresh() on the object that cache_weights_() returned, for callers that only have the model.
     """

@@ -48,8 +48,8 @@ class OctileConfig(QuantizationConfigMixin):
 
     modules_to_not_convert: names to leave in float, besides a layer named lm_head and weights that several modules share, and
     with a format other than "int8-training" those that the files lack (a new head).
-    modules_to_convert: names of the only layers to convert, all of those included. As elsewhere in
-    Transformers a name is the start of a module's full name up to a dot, or its end, or a regular expression.
+    modules_to_convert: names of the only layers to convert, which may include all of those. As elsewhere in
+    Transformers, a name is the start of a module's full name up to a dot, or its end, or a regular expression.
 
     Raises ValueError for an unknown format or option and for options that do not fit.
     """
@@ -275,14 +275,14 @@ class _Quantize(ConversionOps):
 def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype="auto", device=None, **words):
     """A model of Transformers from a quantized checkpoint, on Octile's layers.
 
-    Its layouts are those of load_checkpoint_(): compressed-tensors, as save_pretrained(), `octile quantize` and
-    llm-compressor write it, and AWQ's and GPTQ's of 4 bits. Transformers' own from_pretrained() gives such a folder to
+    It reads what load_checkpoint_() reads: compressed-tensors, as save_pretrained(), `octile quantize` and
+    llm-compressor write it, and 4-bit AWQ and GPTQ. Transformers' own from_pretrained() gives such a folder to
     the library that its config.json names, unless use_for() says otherwise.
 
-    folder: on this machine, or a name on the Hub. kind: a class of Transformers, or an Auto class. dtype: of what is not
+    folder: a local folder, or a name on the Hub. kind: a class of Transformers, or an Auto class. dtype: of what is not
     quantized, by default as in config.json. words: for from_pretrained(); as there, `config` replaces config.json,
     values of the config may be given, and output_loading_info returns (model, info). Raises ValueError for what
-    load_checkpoint_() refuses, and where the names of checkpoint and model differ.
+    load_checkpoint_() refuses, and if the names of checkpoint and model differ.
     """
     config, dtype = words.pop("config", None), words.pop("torch_dtype", dtype)
     hub, with_info = {name: words.pop(name) for name in _HUB if name in words}, words.pop("output_loading_info", False)

@@ -42,9 +42,9 @@ class CheckpointConfig(QuantizationConfigMixin):
 
 
 def use_for(*methods):
-    """From now on from_pretrained() loads folders of these methods on Octile's layers: "compressed-tensors", "awq", "gptq".
+    """Makes from_pretrained() load folders of these methods on Octile's layers: "compressed-tensors", "awq", "gptq".
 
-    Returns a function that gives them back to the libraries that Transformers loads them with. Raises ValueError for a
+    Returns a function that restores the libraries that Transformers loads them with. Raises ValueError for a
     method that Octile does not read.
     """
     known = ("compressed-tensors", "awq", "gptq")

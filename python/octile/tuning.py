@@ -1,4 +1,4 @@
-"""Measured choices of kernels: which file plans follow."""
+"""The file of measured kernels that plans follow."""
 
 import os
 
@@ -6,10 +6,10 @@ from . import _plans, kernels
 
 
 def use_tuning(file=None):
-    """Chooses the file of measured kernels that plans follow from now on, in this process, instead of OCTILE_TUNING's.
+    """Sets the file of measured kernels that plans follow from now on, in this process, instead of OCTILE_TUNING's.
 
-    None: `octile tune`'s own file of the device, for exact sums alone. "off": none. A path: that file, on a GPU for
-    sums of floats too; where it cannot be used, the next layer that needs a plan raises RuntimeError. Plans made before
+    None: `octile tune`'s own file for the device, only for exact sums. "off": none. A path: that file, on a GPU for
+    sums of floats too; if it cannot be used, the next layer that needs a plan raises RuntimeError. Plans made before
     keep their kernels, so call it before the first layer runs.
     """
     library = _plans.library()

@@ -6,7 +6,7 @@ vLLM's own kernels, and vLLM asks them first, for each layer:
 OctileInt8LinearKernel    int8 weights and int8 activations, dynamic per token or static per tensor (W8A8)
 OctileWeightLinearKernel  weights of 4 or 8 bits in int32 words (W4A16, W8A16), and of 4 bits with int8 activations (W4A8)
 
-Where one refuses, it says why, and vLLM takes a kernel of its own. OCTILE_VLLM=last puts them behind vLLM's, off leaves
+If one refuses, it says why, and vLLM uses a kernel of its own. OCTILE_VLLM=last puts them after vLLM's, off leaves
 them out; VLLM_DISABLED_KERNELS takes their names, VLLM_PLUGINS "octile".
 """
 
@@ -44,7 +44,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def register():
-    """Offers the kernels to vLLM, once a process. Raises ValueError for an OCTILE_VLLM that is unknown."""
+    """Offers the kernels to vLLM, once per process. Raises ValueError for an unknown OCTILE_VLLM."""
     place = os.environ.get("OCTILE_VLLM", "first")
     if place not in _PLACES:
         raise ValueError(f"octile: OCTILE_VLLM is {place!r}; {', '.join(_PLACES)} are known")

@@ -12,9 +12,9 @@ from . import _c, _ops, quantizer  # noqa: F401  (_ops registers torch.ops.octil
 class WeightFormat:
     """A weight (OUT, IN) of integers of `bits`, 8 or fewer, and its float scales.
 
-    group: None: a scale per output channel, or one for the whole weight; else a scale per `group` neighbours along IN:
-    32, 64 or 128, a divisor of IN, or 0 for a whole row. Fewer than 8 bits have groups always. zero_point: integers that are
-    subtracted from the levels, shaped as the scales; not with 8 bits.
+    group: None: a scale per output channel, or one for the whole weight; else a scale per `group` consecutive inputs:
+    32, 64 or 128, a divisor of IN, or 0 for a whole row. Fewer than 8 bits always have groups. zero_point: integers that are
+    subtracted from the levels, shaped like the scales; not with 8 bits.
     """
 
     bits: int = 8

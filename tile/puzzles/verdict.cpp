@@ -115,9 +115,9 @@ std::string text(const Score& score) {
     again += (again.empty() ? "\n  reads " : ", ") + reuse.tensor + " " + number(reuse.times(), "%.2f") + " times";
   }
   return "moves " + std::to_string(score.moved_bytes) + " bytes, " + number(score.times_minimum(), "%.2f") +
-         " times the minimum of " + std::to_string(score.min_bytes) + "; " +
-         number(100 * score.sector_use(), "%.0f") + " % of fetched bytes are used; " +
-         number(100 * score.masked_off(), "%.0f") + " % of lanes are masked off" + again;
+         " times the minimum of " + std::to_string(score.min_bytes) + "; " + number(100 * score.sector_use(), "%.0f") +
+         " % of fetched bytes are used; " + number(100 * score.masked_off(), "%.0f") + " % of lanes are masked off" +
+         again;
 }
 
 std::string text(const Facts& facts, const Verdict& verdict) {
