@@ -12,7 +12,7 @@
 
 namespace octile::check {
 
-// How the tensors of a case lie in memory.
+// The memory layout of a case's tensors.
 //   compact    no gaps
 //   padded     leading dimensions longer than a row, vectors with a stride of 2
 //   sliced     columns out of the middle of a wider matrix, so that nothing is aligned beyond its element
@@ -26,7 +26,7 @@ enum class Layout : std::uint8_t { compact, padded, sliced, repeating, pitched }
 //   tiny     subnormal, and on both sides of what the floor of 1e-8 on a scale decides
 //   poisoned normal, with NaNs of any payload and infinities here and there
 //   near_ties    given scales of one random size, and odd multiples of half of them, up to two units in the last place off
-//   sparse_ties  the same, but most elements lie far from a tie
+//   sparse_ties  the same, but most elements are far from a tie
 //   every_value  all values of a 16-bit type, times 1, 0.7, 3e-5 and 1e30 in bands of 64 rows
 enum class Data : std::uint8_t {
   normal,
@@ -68,7 +68,7 @@ struct LinearBackwardCase : CaseBase {
   LinearBackwardDescription description;
 };
 
-// `rows` are the sorted rows, some of which may be nobody's.
+// `rows` are the sorted rows, some of which may belong to no expert.
 struct GroupedLinearCase : CaseBase {
   GroupedLinearDescription description;
   std::vector<std::int32_t> offsets;
@@ -84,7 +84,7 @@ struct GroupedLinearBackwardCase : CaseBase {
 using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase, GroupedLinearCase, GroupedLinearBackwardCase>;
 
 // All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
-// every: one case in so many, spread evenly, and the special ones. A prime above 7 is prime to every period of the
+// every: one case in this many, spread evenly, and the special ones. A prime above 7 is prime to every period of the
 // list, so that the sample meets every option. Throws std::runtime_error for an operation that it has no cases for.
 std::vector<Case> cases(Task task, DeviceType device, int every);
 

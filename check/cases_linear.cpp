@@ -70,7 +70,7 @@ class LinearCases {
     return std::move(cases_);
   }
 
-  // sizes.m: rows that are nobody's.
+  // sizes.m: rows that belong to no expert.
   std::vector<Case> experts(GemmFormat format) {
     for (const auto& of_experts : kRowsOfExperts) {
       for (const Sizes sizes : {Sizes{0, 33, 64}, {2, 100, 257}, {0, 1, 31}, {1, 70, 128}}) {

@@ -26,7 +26,7 @@ void DeviceTensors::place(Tensors& tensors, std::size_t workspace, std::span<std
   std::vector<Tensors::Block> blocks = tensors.blocks();
   if (!packed.empty()) blocks.push_back({packed.data(), packed.size(), 0, kCanary});
   for (const Tensors::Block& block : blocks) {
-    // The lead lies in the gap, so that what follows it is aligned.
+    // The lead is part of the gap, so that what follows it is aligned.
     places_.push_back({block, at + kAlignment - block.lead, nullptr});
     at = rounded_up(places_.back().at + block.size) + kAlignment;
   }

@@ -15,7 +15,7 @@ namespace octile::check {
 
 class DeviceTensors {
  public:
-  // own_allocations: every tensor and the workspace lie in an allocation of their own that ends where they end, so that
+  // own_allocations: every tensor and the workspace have an allocation of their own that ends where they end, so that
   // compute-sanitizer sees a read beyond it. Otherwise all share one, which is much faster.
   DeviceTensors(int index, bool own_allocations) : gpu_(index), own_allocations_(own_allocations) {}
 

@@ -1,5 +1,5 @@
 // What the command needs of the CUDA runtime: one GPU, memory on it, a stream of its own, graphs and clocks. gpu.cu
-// asks the runtime; no_gpu.cpp stands in for it where Octile is built without CUDA.
+// asks the runtime; no_gpu.cpp replaces it in builds without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace octile::check {
 // Memory of a GPU, or host memory that it copies to and from; from a multiple of 256 bytes on.
 using GpuBytes = std::unique_ptr<std::byte, void (*)(std::byte*)>;
 
-// Everything is enqueued on the stream, in order. What CUDA refuses throws std::runtime_error.
+// Everything is enqueued on the stream, in order. CUDA errors throw std::runtime_error.
 class Gpu {
  public:
   // Makes it current. Throws std::runtime_error where there is no such GPU, with the reason.

@@ -54,7 +54,7 @@ struct Kind<GroupedLinearArgs> : KindOf<GroupedLinearPlan, GroupedLinearDescript
 template <>
 struct Kind<GroupedLinearBackwardArgs> : KindOf<GroupedLinearBackwardPlan, GroupedLinearBackwardDescription> {};
 
-// Of a run of so many rows. A weight is not packed here.
+// Of a run of this many rows. A weight is not packed here.
 template <class Args>
 std::vector<Operand> operands(const typename Kind<Args>::Description& d, std::int64_t rows);
 

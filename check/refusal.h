@@ -1,4 +1,4 @@
-// Why a plan has not chosen a row, from its texts.
+// Why a plan has not chosen a row, according to its texts.
 #pragma once
 
 #include <string>

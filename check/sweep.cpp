@@ -25,7 +25,7 @@ struct Refused {
   std::string reason;
 };
 
-// Whether the plan has this row for a step; not for unaligned operands alone.
+// Whether the plan has this row for a step; not only for unaligned operands.
 bool lists(std::string_view sku, std::string_view row) {
   for (std::size_t begin = 0; begin <= sku.size();) {
     const std::size_t end = std::min(sku.find(" + ", begin), sku.size());

@@ -21,10 +21,10 @@ struct SweepOptions {
   std::vector<std::string> kernels;  // rows, or archs: their rows. Empty: all
   std::uint64_t seed = 1;
   int threads = 0;     // 0: 1, 2 and 7 in turn
-  int every = 1;       // one case in so many (check/cases.h); a quick run has kQuick
+  int every = 1;       // run one case in `every` (check/cases.h); a quick run has kQuick
   bool graphs = true;  // on a GPU: once more as a CUDA graph
   bool own_allocations = false;
-  int form = -1;        // on a GPU: of each row that has so many (cuda/forms.h)
+  int form = -1;        // on a GPU: of each row, the form with this number (cuda/forms.h), if it has one
   bool digest = false;  // of each row's outputs
   // Each case at every instruction set of this machine, with 1, 2 and 7 threads or `threads`, with outputs written
   // through the caches and around them, and float products once more a row at a time. For rows that run at every

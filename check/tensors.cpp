@@ -59,8 +59,8 @@ double oracle_error(const SumFacts& sum) {
   return n * 0x1p-53 / (1 - n * 0x1p-53) * sum.magnitude + 128 * n * subnormal;
 }
 
-// An infinity that came of rounding stands for anything from the middle above the largest number on; as the power of
-// two that would come next, it is no farther from a finite neighbour than one unit of its last place.
+// An infinity that results from rounding may be anything from the midpoint above the largest number on; taken as the
+// next power of two, it is no farther from a finite neighbour than one unit of its last place.
 double finite_stand_in(DType dtype, double value) {
   if (!std::isinf(value)) return value;
   const double next =
@@ -388,7 +388,7 @@ Tensors::Comparison Tensors::Output::compare(const Bounds& bounds, const Bounds&
   Comparison result;
   result.difference = compare_elements(bounds, expected_bounds, result.worst);
   if (!result.difference.empty()) return result;
-  // The elements are fine; with them made equal, what differs still is a canary.
+  // The elements are fine; with them made equal, any remaining difference is in a canary.
   std::vector<std::byte> rest = bytes;
   if (!is_packed(view.dtype)) {
     for_each(view, [&](std::int64_t r, std::int64_t c) {

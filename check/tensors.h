@@ -32,7 +32,7 @@ class Tensors {
       : layout_(base.layout), data_(base.data), large_(base.large), random_(seed) {}
 
   // Views of memory that this object owns, in the case's layout, one for each operand. Between the elements of an input
-  // lies NaN, or -1.
+  // there is NaN, or -1.
   std::vector<Tensor> add(const std::vector<Operand>& operands);
   // Data::near_ties and sparse_ties: fills the f32 inputs, now that the scales are known.
   void put_near_ties(const std::function<double(std::int64_t, std::int64_t)>& scale);
@@ -45,7 +45,7 @@ class Tensors {
 
   // Fills all outputs with the canary, or with what they held at first.
   void spoil();
-  // What lies in the outputs now is what is expected from now on: the oracle's, or that of rows with these bounds.
+  // The current values of the outputs become the expected ones: the oracle's, or those of rows with these bounds.
   void keep_expected(const Bounds& bounds = {});
   // An output whose values are sums in float, by a row of this task: what the error of element (r, c) depends on, apart
   // from the rounding to the output's type. An output without it is compared bit for bit (any NaN is NaN).

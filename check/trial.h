@@ -1,4 +1,4 @@
-// One case of `octile check` made ready: tensors, what the oracle makes of them, and how to run a row on them.
+// One case of `octile check`, prepared: tensors, the oracle's results, and how to run a row on them.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ struct Trial {
   std::shared_ptr<Tensors> tensors;
   // Makes the plan and runs it. Throws what select and run throw, and std::runtime_error if the workspace was overrun.
   std::function<Choice(const Attempt&)> run;
-  // Where a row of an output hangs on no other row of the inputs, and sums in float: runs some rows alone. What is
-  // wrong where they have other bits than those that lie in the output; empty: nothing. Null: not such a case.
+  // If a row of an output depends on no other row of the inputs, and sums floats: runs some rows alone. Returns what is
+  // wrong if their bits differ from those in the output; empty: nothing. Null: not such a case.
   std::function<std::string(const Attempt&)> rows_alone = {};
 };
 
-// The contents depend on the case and the seed alone.
+// The contents depend only on the case and the seed.
 Trial make_trial(const Case& c, std::uint64_t seed);
 
 }  // namespace octile::check

@@ -1,4 +1,4 @@
-// The trials of the products, forward and backward, and how far their float sums may lie from the oracle's.
+// The trials of the products, forward and backward, and how far their float sums may be from the oracle's.
 #include <algorithm>
 #include <cmath>
 #include <map>

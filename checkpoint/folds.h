@@ -18,7 +18,7 @@ struct Architecture {
   std::vector<std::string_view> model_types;  // in config.json
   std::vector<std::string_view> blocks = {};  // classes of Transformers
   std::vector<Fold> folds = {};
-  // The norm stands after the addition, and its output is added again: it cannot take factors.
+  // The norm follows the addition, and its output is added again: it cannot take factors.
   bool is_post_norm = false;
 };
 

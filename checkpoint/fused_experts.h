@@ -14,7 +14,7 @@ namespace octile::checkpoint {
 
 struct FusedExperts {
   std::string name;           // of the module: "model.layers.0.mlp.experts"
-  std::vector<Layer> layers;  // whose weights lie in the tensor asked for
+  std::vector<Layer> layers;  // whose weights are in the requested tensor
   std::string reason;         // why they are no layers; empty: they are
 };
 

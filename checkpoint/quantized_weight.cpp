@@ -12,7 +12,7 @@ namespace octile::checkpoint {
 
 namespace {
 
-// Unsigned integers of 4 or 8 bits in 32-bit words, which lie along the columns or the rows of a matrix.
+// Unsigned integers of 4 or 8 bits in 32-bit words, along the columns or the rows of a matrix.
 class WordMatrix {
  public:
   enum class Along : std::uint8_t { cols, rows };
@@ -56,7 +56,7 @@ class WordMatrix {
   int bits_;
   Along along_;
   bool is_awq_;
-  std::int64_t cols_;  // in words, if they lie along the columns
+  std::int64_t cols_;  // in words, if they are along the columns
   std::int64_t size_;
 };
 

@@ -1,4 +1,4 @@
-// What the Python package asks of this library: C functions in a shared library of their own.
+// The Python package's interface to this library: C functions in a separate shared library.
 #include <cstdlib>
 #include <cstring>
 #include <exception>

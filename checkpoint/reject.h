@@ -1,4 +1,4 @@
-// Errors in files: a FileError of what its parts say together.
+// Errors in files: throws a FileError whose text is the concatenation of its arguments.
 #pragma once
 
 #include <string>

@@ -25,7 +25,7 @@ std::optional<ElementType> element_type(std::string_view text) {
   return std::nullopt;
 }
 
-// Reads the header event by event: nothing is stored of what does not belong there, however deep or long.
+// Reads the header event by event: nothing that does not belong there is stored, however deep or long it is.
 class HeaderReader : public JsonListener {
  public:
   std::vector<TensorInfo> tensors;

@@ -46,7 +46,7 @@ Match match_of(const Architecture& architecture, const ModelConfig& config, cons
   return {};
 }
 
-// Empty: the factors can go into what stands before the group's layers. Names are those within the block, the same in
+// Empty: the factors can go into what precedes the group's layers. Names are those within the block, the same in
 // each, so that a list of reasons stays short.
 std::string cannot_fold(const Checkpoint& checkpoint, const SmoothingGroup& group, const std::string& block) {
   const std::string before = group.before.substr(block.size());

@@ -18,7 +18,7 @@ void add_quantize(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_manual(CLI::App& app);  // the last: it tells of the others
 
-// Of --help: the examples stand before the options.
+// Formats --help with the examples before the options.
 std::shared_ptr<CLI::FormatterBase> examples_first();
 
 // For a verb that shows its progress.

@@ -186,7 +186,7 @@ void markdown_paragraphs(std::ostream& out, const std::string& text) {
   }
 }
 
-// Examples as lines of a shell: what stands behind two spaces becomes a comment.
+// Examples as lines of a shell: text after two spaces becomes a comment.
 std::string shell_lines(const std::string& shown) {
   std::istringstream lines(shown);
   std::string out;

@@ -1,4 +1,4 @@
-// octile puzzles: puzzles in the tile language, their solutions, and a judge for a learner's own.
+// octile puzzles: puzzles in the tile language, their solutions, and the checker for a learner's own.
 #include "puzzles.h"
 
 #include <algorithm>

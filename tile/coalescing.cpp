@@ -1,4 +1,4 @@
-// How many 32-byte sectors an access touches: in all, and as a GPU's warps would ask for them.
+// How many 32-byte sectors an access touches: in all, and as a GPU's warps would request them.
 #include <algorithm>
 
 #include "octile/tile/recorder.h"

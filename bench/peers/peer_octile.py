@@ -102,7 +102,7 @@ def load(_, settings):
             continue
         contenders += [
             contender("octile w8a8" + suffix, DYNAMIC_PER_TOKEN, S8_PER_CHANNEL, packed, quantizer="row"),
-            # X handed over quantized, as some peers have it: for the check, which needs -128 in X.
+            # X passed quantized, as some peers have it: for the check, which needs -128 in X.
             contender("octile w8a8 s8 X" + suffix, DYNAMIC_PER_TOKEN, S8_PER_CHANNEL, packed, x="s8", timed=False),
             contender("octile w4a8" + suffix, DYNAMIC_PER_TOKEN, S4_GROUP, packed),
             contender("octile w4a16" + suffix, NONE, S4_GROUP, packed),

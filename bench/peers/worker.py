@@ -74,7 +74,7 @@ class Contender:
     name: str
     kind: str  # "w8": 8-bit weights and activations, "w4", "float"
     prepare: typing.Callable[[Problem], Ready]
-    x: str  # the X that is handed over: f32 (what is quantized, is quantized in the time), bf16, s8, u8
+    x: str  # the X that is passed: f32 (what is quantized, is quantized in the time), bf16, s8, u8
     fused: str  # what else is in the time: scales, bias, nothing
     # What the quantizer of f32 X writes: "row" -127 ... 127 with a scale a row or a block, "tensor" 0 ... 255 with one
     # scale, or one a row; "": there is none.

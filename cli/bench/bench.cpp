@@ -1,4 +1,4 @@
-// octile bench: how fast each row of the kernel table is here, how near the roof, and against what.
+// octile bench: the speed of each row of the kernel table here, as a share of the machine's peak and beside a baseline.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -99,7 +99,7 @@ DType float_type(const std::string& text) {
   return text == "f16" ? DType::f16 : text == "bf16" ? DType::bf16 : DType::f32;
 }
 
-// The rows that run here, or that --kernel names. Reference rows are slow: they have to be asked for. Plans do not
+// The rows that run here, or that --kernel names. Reference rows are slow, so they run only on request. Plans do not
 // choose them, and where an operation has no other row, what they choose instead is another benchmark's.
 bool row_wanted(const KernelInfo& row, const Options& options) {
   if (name(row.device) != options.device) return false;
@@ -166,7 +166,7 @@ Schedule schedule_for(const Options& options, const Machine& machine) {
   schedule.threads = options.threads;
   schedule.runs = options.runs;
   schedule.cold = !options.warm;
-  // Twice the last cache, which need not keep the newest lines alone.
+  // Twice the last cache, which may keep older lines.
   if (schedule.cold)
     schedule.evictor.assign(static_cast<std::size_t>(std::max(kMinBytes, 2 * machine.last_cache_bytes())), 1);
   return schedule;

@@ -1,6 +1,6 @@
 // What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter. On a CPU in f32
-// (what moves data: in any 16- or 32-bit float; rows that take bf16 alone: in that), beside another program; on a GPU
-// in f16, by itself.
+// (rows that only move data: in any 16- or 32-bit float; rows that take only bf16: in that), beside another program; on
+// a GPU in f16, alone.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@ namespace octile::cli::bench {
 
 namespace {
 
-constexpr float kScale = 1 / 30.0f;        // 127 stands for 4.2 times the standard deviation
+constexpr float kScale = 1 / 30.0f;        // 127 represents 4.2 times the standard deviation
 constexpr float kNibbleScale = 1 / 1.65f;  // so does 7
 constexpr std::int64_t kGroup = 128;
 

@@ -38,7 +38,7 @@ struct Route {
 constexpr double per_step(int products) { return 2.0 * products * kSums; }
 
 // `steps` times, kSums updates of a[i] from x and w. The compiler must not see that x stays the same, or it would form
-// a product once for all sums, nor that nobody reads the sums.
+// a product once for all sums, nor that the sums are unused.
 #define OCTILE_PEAK_LOOP(function, attributes, constraint, Vector, value, update) \
   attributes void function(std::int64_t steps) {                                  \
     Vector x = value, w = value, a[kSums] = {};                                   \

@@ -1,4 +1,4 @@
-// The roofs of this machine, measured: what its arithmetic does with operands in registers, and what its memory moves.
+// The measured peaks of this machine: arithmetic with operands in registers, and memory bandwidth.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct Peak {
 struct Peaks {
   Peak int8;  // operations (2 per product) of exact s8 x s8 sums
   Peak f32;   // operations of f32 sums
-  Peak bf16;  // the same of products of bf16; 0 where no instruction has them
+  Peak bf16;  // the same for products of bf16; 0 where no instruction has them
   Peak read;  // bytes read from memory
   Peak copy;  // bytes read and bytes written, added
 };

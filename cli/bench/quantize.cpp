@@ -1,5 +1,5 @@
-// What moves data: the quantizers, their gradients and the sum of dY, compared with a memcpy that moves as many bytes.
-// The bytes are those that the algorithm cannot do without: a matrix that does not fit the caches is read twice where
+// Benchmarks that move data: the quantizers, their gradients and the sum of dY, beside a memcpy of as many bytes.
+// Only necessary bytes count: a matrix that does not fit the caches is read twice if
 // its scale is known only after the last row.
 #include <cstring>
 #include <memory>
@@ -118,7 +118,7 @@ QuantizeDescription description(const Benchmark& b, const Quantizing& q, int thr
           .gated = q.gated};
 }
 
-// One scale or zero point for each segment: 127 of them stand for 4.2 times the standard deviation of x.
+// One scale or zero point for each segment: 127 of them represent 4.2 times the standard deviation of x.
 template <class T>
 TensorOf<T> of_segments(std::vector<T>& values, const Shape& s, Granularity granularity, T value) {
   const bool groups = granularity == Granularity::group;

@@ -13,7 +13,7 @@ namespace {
 constexpr int kRuns = 20;
 constexpr int kMinRuns = 3;
 constexpr int kBlock = 5;
-constexpr double kLong = 1;  // a run of so many seconds is neither warmed up again nor repeated without need
+constexpr double kLong = 1;  // a run of this many seconds is neither warmed up again nor repeated without need
 
 // OpenBLAS's threads go on spinning for some 26 ms after a call, on the cores that the next run needs.
 constexpr auto kPause = std::chrono::milliseconds(40);

@@ -64,7 +64,7 @@ void set_alarm(double seconds) {
   if (in >= 0) dup2(in, STDIN_FILENO);
   if (out >= 0) dup2(out, STDOUT_FILENO);
   if (out >= 0) dup2(out, STDERR_FILENO);
-  // Tiles lie on the stack: room for the largest that the language has.
+  // Tiles are on the stack: room for the largest that the language has.
   rlimit stack{};
   constexpr rlim_t kStack = rlim_t{64} << 20;
   if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < kStack) {

@@ -54,7 +54,7 @@ class Memory {
 };
 
 // As quantizers make them of a bell curve: kernels have slower ways for levels that are large or evenly spread. `max`
-// stands for 4.2 times the standard deviation.
+// represents 4.2 times the standard deviation.
 std::int8_t level(std::mt19937& random, float max) {
   std::normal_distribution<float> curve(0, max / 4.2f);
   return static_cast<std::int8_t>(std::clamp(std::rint(curve(random)), -max, max));
@@ -163,7 +163,7 @@ Candidate candidate(std::string name, const LinearDescription& d, const LinearAr
   return {std::move(name), [plan, args, workspace, stream] { plan.run(args, workspace, stream); }};
 }
 
-// In turns, so that all see the same machine: at least so many rounds, and more while there is time.
+// In turns, so that all see the same machine: at least this many rounds, and more while there is time.
 void time_in_turns(const std::vector<Candidate*>& candidates, Stand& stand) {
   constexpr int kMinRounds = 3;
   constexpr int kMaxRounds = 9;

@@ -41,7 +41,7 @@ struct PerSeed {
 
 struct WayResult {
   std::string_view id;      // for a program
-  std::string_view label;   // for a person
+  std::string_view label;   // for people
   PerSeed accuracy;         // percent of all images
   PerSeed loss;             // the curve's end
   PerSeed seconds;          // of training, all folds together

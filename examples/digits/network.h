@@ -49,7 +49,7 @@ class Network : public Classifier {
   void step(float learning_rate);
   // Bytes that a forward of m images leaves behind for the backward.
   virtual std::int64_t kept_bytes(std::int64_t m) const = 0;
-  // The kernels that multiply, for a person.
+  // The kernels that multiply, for people.
   virtual std::string kernels() const = 0;
 
  protected:

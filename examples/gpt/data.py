@@ -12,7 +12,7 @@ import torch
 
 PYTHON = {".py", ".pyi"}
 TEXT = PYTHON | {".txt", ".md", ".rst", ".c", ".h", ".cpp", ".hpp", ".cu", ".js", ".rs", ".go", ".java"}
-VALIDATION_SHARE = 20  # one file in so many
+VALIDATION_SHARE = 20  # one file in this many
 LONGEST_FILE = 1 << 20  # larger ones are tables, mostly
 
 

@@ -8,7 +8,7 @@
 //   - A TensorHandle is either owned, and has to be given to delete_tensor once, or borrowed.
 //   - Element types, device types and layouts are numbers that only the functions below know.
 //
-// How torch calls a kernel: it hands over a stack of max(inputs, outputs) values, one for each argument of the schema,
+// How torch calls a kernel: it passes a stack of max(inputs, outputs) values, one for each argument of the schema,
 // and takes back one for each result.
 //   Tensor        a TensorHandle. Those of the inputs are the kernel's to delete, those of the outputs torch's
 //   Tensor?       0, or a pointer to a Value with the TensorHandle. The pointer is the kernel's to free, with
@@ -97,7 +97,7 @@ extern Shim shim;
 // Finds the libtorch that is loaded and fills `shim`. NULL, or why it cannot serve.
 const char* load_shim();
 
-// The same of libtorch_cuda.
+// The same for libtorch_cuda.
 struct CudaShim {
   // The stream that torch's work on this GPU is put on, a cudaStream_t.
   Status (*current_stream)(std::int32_t device_index, void** stream);

@@ -11,7 +11,7 @@ namespace octile_torch {
 
 namespace {
 
-// Memory that glibc maps anew each time. Touching 64 MB takes 28 ms in pages of 4 KB, 5 in huge ones (EPYC, 2 MB).
+// Memory that glibc maps again each time. Touching 64 MB takes 28 ms in pages of 4 KB, 5 in huge ones (EPYC, 2 MB).
 void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
 #ifdef __linux__
   constexpr std::size_t kMappedAnew = std::size_t{32} << 20, kPage = std::size_t{2} << 20;

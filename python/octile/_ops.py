@@ -214,7 +214,7 @@ _library = torch.library.Library("octile", "DEF")
 
 
 def _define():
-    # A compiler hands over the strides that eager code would: the ops read what they are given, or copy it.
+    # A compiler passes the strides that eager code would: the ops read what they are given, or copy it.
     tags = [torch.Tag.pt2_compliant_tag]
     tags.append(getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
     for name, schema in _SCHEMAS.items():

@@ -33,7 +33,7 @@ class _State:
     def __init__(self, likeness=None):
         self.likeness = likeness  # of all weights of the model
 
-    def __reduce__(self):  # copies and pickles begin anew
+    def __reduce__(self):  # copies and pickles start afresh
         return _State, ()
 
 

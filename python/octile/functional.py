@@ -98,7 +98,7 @@ def _options(layout, per_channel, activation, backward, rounding):
 _known_options = functools.lru_cache(maxsize=64)(_options)
 
 # Of stochastic rounding: another one for every forward. A graph has the same in every run, since a number that changes
-# would be compiled anew.
+# would be recompiled.
 _seeds = itertools.count(1)
 
 

@@ -97,7 +97,7 @@ class StaticWeight:
             for name, old, new in zip(BUFFERS, held, fresh, strict=True):
                 if old is not None and new is not None and _kind(old) == _kind(new):
                     old.copy_(new)
-                else:  # the options or the shape have changed: what was compiled for the old ones is compiled anew
+                else:  # the options or the shape have changed: what was compiled for the old ones is recompiled
                     layer._buffers[name] = new
         self._mark(w, o)
 

@@ -27,7 +27,7 @@ class Descriptor {
   int number_;
 };
 
-// Calls take(block) until the file ends, or take returns false. Returns false, with errno, where reading fails.
+// Calls take(block) until the file ends, or take returns false. Returns false, with errno set, if reading fails.
 template <class Take>
 bool read_blocks(const Descriptor& file, const Take& take) {
   char block[1 << 16];

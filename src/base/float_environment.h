@@ -10,7 +10,7 @@
 
 namespace octile::cpu {
 
-// In force on this thread for as long as the object lives; then the caller's is back, its sticky flags as they were.
+// In force on this thread while the object lives; then the caller's is restored, including its sticky flags.
 // Every public function that computes begins with one (Zen 5: 4 ns), and so does every thread of the pool.
 class FloatEnvironment {
  public:

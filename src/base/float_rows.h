@@ -1,4 +1,4 @@
-// Rows of a float matrix as f32 and back, for what runs once and not in a plan.
+// Rows of a float matrix as f32 and back, for code that runs once, outside of plans.
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,7 @@ std::vector<Entry> take_entries(const std::string& path) {
 
 void add_entries(std::vector<Entry> more) { std::move(more.begin(), more.end(), std::back_inserter(entries())); }
 
-// Under a Guard: what was `from` has come to its place, which may be in a folder that has not.
+// Under a Guard: what was `from` is now in its final place, which may be in a folder that is not.
 void settle(const fs::path& from, const fs::path& to) {
   const bool is_folder = take_entries(from.string()).front().is_folder;
   const std::string path = to.string();
@@ -109,7 +109,7 @@ std::string random_name() {
   return text;
 }
 
-// A name in the folder of `target` that `make` has made new: `make` returns 0, or the error.
+// A new name in the folder of `target`, created by `make`, which returns 0 or the error.
 template <class Make>
 fs::path make_beside(const fs::path& target, Make make) {
   constexpr std::size_t kMaxName = 200;  // of the 255 bytes that a name may have
@@ -122,7 +122,7 @@ fs::path make_beside(const fs::path& target, Make make) {
   }
 }
 
-// What a rename does to a folder is durable once the folder that holds it is.
+// A rename is durable once the folder that contains the name is.
 void sync_folder(const fs::path& path) {
   const Descriptor folder(open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.number() >= 0) fsync(folder.number());
@@ -152,7 +152,7 @@ void rename_new(const fs::path& from, const fs::path& to) {
   rename_or_fail("write", from, to);
 }
 
-// Returns where that lies which was `to`: `from`, or another place where the two cannot be exchanged in one step; then
+// Returns the place of what was `to`: `from`, or another one if the two cannot be exchanged in one step; then
 // `to` is free.
 fs::path move_aside(const fs::path& from, const fs::path& to) {
   const int error = rename_with(kExchange, from, to);
@@ -181,7 +181,7 @@ std::vector<Entry> checked(const fs::path& folder, const CheckReplaced& check) {
   return result;
 }
 
-// Removes these and nothing else. Returns 0, or the first error.
+// Removes only these. Returns 0, or the first error.
 int remove_entries(const std::vector<Entry>& all) {
   int error = 0;
   for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
@@ -383,7 +383,7 @@ void clean_up_on_signals() {
 
 extern "C" void octile_end_by_signal(int number) {
   using namespace octile::base;
-  // Never given back: from here on no thread makes another file.
+  // Never released: from here on no thread creates another file.
   while (busy.test_and_set(std::memory_order_acquire)) sched_yield();
   if (getpid() == owner) remove_entries(entries());
   std::signal(number, SIG_DFL);

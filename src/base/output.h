@@ -1,5 +1,5 @@
-// The one way in which Octile's command and libraries write files: a file or folder appears whole or not at all, under
-// a name that is unpredictable until then, and nothing else is left, whatever ends the process.
+// The only way in which Octile's command and libraries write files: a file or folder appears completely or not at all,
+// under an unpredictable name until then, and nothing else is left behind, whatever ends the process.
 #pragma once
 
 #include <sys/types.h>
@@ -32,7 +32,7 @@ mode_t mode_of(const std::filesystem::path& path, mode_t otherwise);
 using CheckReplaced = std::function<void(const std::filesystem::path& name, const std::filesystem::directory_entry&)>;
 
 // A new empty file or folder beside `target`. It is removed with the object, or by a signal that ends the process,
-// unless it has come into `target`'s place. All functions throw OutputError.
+// unless it has replaced `target`. All functions throw OutputError.
 class Temporary {
  public:
   enum class Kind { file, folder };
@@ -52,8 +52,8 @@ class Temporary {
   // Renames, once, and makes it durable. Fails if anything has the name.
   void move_into_place();
   // The same, in place of a regular file, or of a folder all of whose entries pass `check`. A folder is moved aside
-  // before it is checked; what fails goes back, and only the entries that were checked are removed. At every moment one
-  // of the two stands there, save on file systems that cannot exchange two folders in one step.
+  // before it is checked; if the check fails it is moved back, and only the entries that were checked are removed. At
+  // every moment one of the two exists, except on file systems that cannot exchange two folders in one step.
   void replace(const CheckReplaced& check = {});
 
  private:

@@ -1,4 +1,4 @@
-// parallel_for for parts that allocate: what one of them throws reaches the caller.
+// parallel_for for parts that may throw: an exception reaches the caller.
 #pragma once
 
 #include <cstdint>

@@ -55,7 +55,7 @@ cpu_set_t cores_of_the_process() {
   return all;
 }
 
-// While it lives, the calling thread may use all of them, and so may the threads that it starts, for good.
+// While it lives, the calling thread may use all of them; the threads that it starts may do so forever.
 class OnAllCores {
  public:
   OnAllCores() {

@@ -1,5 +1,5 @@
 // The library's threads: one pool for the process, made at the first parallel run and kept. Or another pool's, which
-// the program hands over.
+// the program provides.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ using PartFunction = void (*)(const void* context, std::int64_t part, int thread
 
 // Calls function(context, part, thread) for part = 0 .. parts - 1 on up to `threads` threads (0: hardware_threads()),
 // the caller's among them, and returns when all are done. Which thread runs a part is not fixed, so a part's result
-// must depend on nothing but its number. Allocates nothing after the first call with so many threads. If the pool is
+// must depend on nothing but its number. Allocates nothing after the first call with this many threads. If the pool is
 // busy with another caller's work, or the system gives no threads, the caller does all parts itself. `function` must
 // not throw.
 void parallel_for(int threads, std::int64_t parts, PartFunction function, const void* context);

@@ -1,5 +1,5 @@
-// Files of measured choices, the library's and the tile language's: where they lie, and how they are read. Header only:
-// programs link the library and the tile language beside each other.
+// Files of measured choices, the library's and the tile language's: where they are, and how they are read. Header only,
+// because programs link both the library and the tile language.
 #pragma once
 
 #include <fcntl.h>
@@ -50,7 +50,7 @@ std::optional<std::string> tuning_text(const std::filesystem::path& path, const 
   return text;
 }
 
-// While it lives, no other program writes choices into this folder.
+// While the object lives, no other program writes choices into this folder.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& folder)

@@ -27,8 +27,8 @@ TensorChecks::Extent TensorChecks::extent_of(const ConstTensor& t) {
   return {begin, end, pitch, width};
 }
 
-// Column slices of one padded matrix have extents that interleave without a shared byte: same pitch, other columns. So
-// has what lies between two rows.
+// Column slices of one padded matrix have extents that interleave without a shared byte: same pitch, different columns.
+// So does memory between two rows.
 bool TensorChecks::overlap(Extent a, Extent b) {
   if (a.end <= b.begin || b.end <= a.begin) return false;
   if (a.pitch == 0) std::swap(a, b);

@@ -44,7 +44,7 @@ class TensorChecks {
   void absent(std::string_view name, const ConstTensor& t);
   // The bytes of a workspace that a run uses: written, as an output is.
   void workspace(const void* data, std::size_t size);
-  // Every output, and the workspace, against everything else seen so far. Call it last.
+  // Checks every output, and the workspace, against all tensors seen so far. Call it last.
   void no_overlap() const;
 
   std::string_view function() const { return function_; }
@@ -89,7 +89,7 @@ void for_each_element(const ConstTensor& t, const Visit& visit) {
   }
 }
 
-// Every value of an s32 tensor in host memory lies in low..high.
+// Every value of an s32 tensor in host memory is in low..high.
 void check_values_within(const TensorChecks& checks, std::string_view name, const ConstTensor& t, int low, int high);
 // Every value of an f32 vector in host memory is positive, or 0 where that will do, and finite.
 void check_positive(std::string_view function, std::string_view name, const ConstTensor& t, bool or_zero);

@@ -1,5 +1,5 @@
 // The two interfaces agree: the constants of octile.h are the values of the C++ enumerations, and its structures have
-// no room for rubbish. Checked by the compiler; there is nothing here to run.
+// no padding that could hold garbage. Checked by the compiler; nothing here runs.
 #include <cstddef>
 #include <type_traits>
 
@@ -56,7 +56,7 @@ static_assert(same(OCTILE_LAYOUT_OUT_IN, WeightLayout::out_in) && same(OCTILE_LA
 static_assert(same(OCTILE_PRODUCT_NONE, Product::none) && same(OCTILE_PRODUCT_DEQUANTIZED, Product::dequantized) &&
               same(OCTILE_PRODUCT_INT8, Product::int8));
 
-// No field is cut by a struct_size that is a multiple of 8, and no padding can hold rubbish that a later field would
+// No field is cut by a struct_size that is a multiple of 8, and no padding can hold garbage that a later field would
 // read.
 static_assert(sizeof(void*) == 8 && sizeof(std::size_t) == 8, "the structures are laid out for 64 bits");
 template <class Struct>

@@ -135,7 +135,7 @@ void Calibrator::observe(const ConstTensor& x) {
     read_row(plain, r, row.data());
     impl_->observe_maxima(row.data());
     if (block.empty()) continue;
-    // An infinity becomes a NaN, so that no product is an infinity that a later step could take for a value.
+    // An infinity becomes a NaN, so that no product is an infinity that a later step could mistake for a value.
     double* wide = block.data() + r % kRows * k;
     for (std::int64_t j = 0; j < k; ++j) {
       const double value = row[static_cast<std::size_t>(j)];

@@ -106,7 +106,7 @@ struct AddOuter {
     }
   }
 
-  // A partial tile, by way of a full one.
+  // A partial tile, through a full one.
   template <cpu::Isa isa, class Real>
   OCTILE_INLINE static void add_edge(const Real* a, const Real* b, std::int64_t depth, const Edge<Real>& edge) {
     constexpr std::int64_t kTileRows = Tile<isa>::kRows;

@@ -76,7 +76,7 @@ struct WeightedRun {
 std::vector<SegmentScale> candidates(const ScaleRule& rule, Range range);
 
 // sum_k h_k * (W'[k] - W[k])^2 with each scale: in f32, term k in lane k % 16; the lanes are added in f64, l and l + 8
-// first, then l and l + 4, and so on. Rounds by w * (1 / s), which differs from the contract's w / s near ties alone.
+// first, then l and l + 4, and so on. Rounds by w * (1 / s), which differs from the contract's w / s only near ties.
 void rounding_errors(const ScaleRule& rule, const std::vector<SegmentScale>& scales, const WeightedRun& run,
                      double* errors);
 

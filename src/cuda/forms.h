@@ -5,8 +5,8 @@
 
 namespace octile::cuda {
 
-// For checks: in place of the choice, the form of this number, counted from 0, where a row has so many and it can serve
-// the problem. Negative: none. Set before plans are selected, and not changed while they run.
+// For checks: in place of the choice, the form of this number, counted from 0, where a row has this many and it can
+// serve the problem. Negative: none. Set before plans are selected, and not changed while they run.
 inline std::atomic<int> forced_form = -1;
 
 // What choices compare: seconds that are expected of form `number`.

@@ -1,5 +1,5 @@
 // The GPUs of this machine, or why there are none. Without a GPU or a driver, the CUDA runtime says so.
-#include <cuda.h>  // types alone: the library is not linked with the driver
+#include <cuda.h>  // types only: the library is not linked with the driver
 
 #include <algorithm>
 #include <array>
@@ -179,7 +179,7 @@ void prepare(std::string_view kernel, const void* function, unsigned shared_byte
   // Plans may need different limits of one kernel: the highest stays.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  // Asking for the attributes is what loads a kernel.
+  // Querying the attributes loads a kernel.
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, function), kernel);
   constexpr unsigned kWithoutAsking = 48 * 1024;

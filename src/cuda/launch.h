@@ -1,5 +1,5 @@
-// The host side of a CUDA kernel: what its GPU is, and how a kernel is prepared and enqueued on it. The plan has made
-// the problem's GPU current.
+// The host side of a CUDA kernel: facts about its GPU, and how a kernel is prepared and enqueued on it. The plan has
+// made the problem's GPU current.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,7 +37,8 @@ struct LaunchShape {
   bool cooperative = false;  // all blocks are resident at once, or the launch fails; starts after all before it
 };
 
-// At select: loads the kernel onto the current GPU and raises its limit of dynamic shared memory, so that run need not.
+// At select: loads the kernel onto the current GPU and raises its limit of dynamic shared memory, which run then need
+// not.
 void prepare(std::string_view kernel, const void* function, unsigned shared_bytes);
 template <class... Parameters>
 void prepare(std::string_view kernel, void (*function)(Parameters...), unsigned shared_bytes = 0) {

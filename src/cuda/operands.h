@@ -14,8 +14,8 @@ struct GemmSize {
 inline GemmSize size_of(const GemmProblem& p) { return {p.m, p.n, p.k}; }
 inline GemmSize size_of(const GemmOperands& o) { return {o.a.rows(), o.b.rows(), o.a.cols()}; }
 
-// A vector of scales in device memory, or one value for all: what a plan keeps itself lies in host memory, and travels
-// with the launch.
+// A vector of scales in device memory, or one value for all: a plan's own scale is in host memory, and is passed with
+// the launch.
 template <class Real>
 struct RowScale {
   const Real* data = nullptr;

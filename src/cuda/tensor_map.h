@@ -1,7 +1,7 @@
 // TMA tensor maps. The driver encodes them; it is looked up at run time, so the library loads without one.
 #pragma once
 
-#include <cuda.h>  // types alone
+#include <cuda.h>  // types only
 
 #include <algorithm>
 #include <cstdint>
@@ -52,7 +52,7 @@ struct TmaTile {
   bool swizzled;  // rows of 128, 64 or 32 bytes
 };
 
-// Matrices of one shape, so many bytes apart, a multiple of kTmaAlignment. None: a matrix alone.
+// Matrices of one shape, this many bytes apart, a multiple of kTmaAlignment. None: a matrix alone.
 struct TmaStack {
   std::int64_t count = 0;
   std::int64_t bytes = 0;

@@ -50,7 +50,7 @@ std::size_t scratch_size(const Kernel<Problem, Operands>& kernel, const Problem&
   return kernel.workspace ? kernel.workspace(problem) : 0;
 }
 
-// "w8a8_gemm_avx2" matches itself and its arch, what stands behind the last underscore.
+// "w8a8_gemm_avx2" matches itself and its arch, the part after the last underscore.
 inline bool matches(std::string_view kernel, std::string_view requested) {
   return kernel == requested || kernel.substr(kernel.rfind('_') + 1) == requested;
 }

@@ -23,7 +23,7 @@ inline Cost gemm_work(const GemmProblem& p) {
 
 inline Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_per_second) {
   Cost cost = gemm_work(p);
-  // Added, although they overlap: among kernels that wait for memory alone the one with less to do is the faster.
+  // Added, although they overlap: of kernels that only wait for memory, the one with less to compute is faster.
   cost.seconds = cost.operations / operations_per_second + cost.bytes / bytes_per_second;
   return cost;
 }

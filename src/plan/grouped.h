@@ -22,7 +22,7 @@ namespace octile {
 
 // Numbers of rows are s32.
 inline constexpr std::int64_t kMaxGroupedRows = std::numeric_limits<std::int32_t>::max();
-// Rows of an expert that one thread computes alone, at most.
+// Maximum number of rows of an expert that a single thread computes.
 inline constexpr std::int64_t kFewGroupedRows = 128;
 // Values of a weight from which on all threads share it: waking them up costs little beside reading it, and threads
 // with a weight each would not finish together.

@@ -66,7 +66,7 @@ LinearDescription expert_of(const GroupedLinearDescription& d) {
                                         d);
 }
 
-// The same of rows that are quantized.
+// The same for rows that are quantized.
 LinearDescription product_of(const GroupedLinearDescription& d) {
   LinearDescription product = expert_of(d);
   product.y = z_type(d);
@@ -76,7 +76,7 @@ LinearDescription product_of(const GroupedLinearDescription& d) {
   return product;
 }
 
-// The same of all experts, on a GPU.
+// The same for all experts, on a GPU.
 GemmProblem grouped_problem(const GroupedLinearDescription& d) {
   GemmProblem p = gemm_problem(product_of(d));
   p.operation = Operation::grouped_gemm;

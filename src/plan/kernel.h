@@ -65,7 +65,7 @@ inline constexpr std::int64_t kMaxGradientBlock = 1024;
 
 // One scale per segment, as strides over the matrix: element (r, c) uses
 // data[r / row_group * row_stride + c / group * col_stride]. Absent: data is null. A scale that a plan keeps itself
-// lies in host memory whatever the device is: on_host, one value.
+// is in host memory whatever the device is: on_host, one value.
 struct Scales {
   void* data = nullptr;
   std::int64_t row_stride = 0;
@@ -96,7 +96,7 @@ std::pair<int, int> default_range(DType q, Mapping mapping);
 // columns, scale.data[r * row_stride + c / group * col_stride], q_transposed's per block of rows and column,
 // column_scale.data[r / group * row_stride + c * col_stride]. q, q_transposed and y may each be absent, with its scales
 // and multiplier.
-// grouped_gradient_quantize: the same of each expert's rows of x. Blocks of rows are an expert's: in q_transposed and
+// grouped_gradient_quantize: the same for each expert's rows of x. Blocks of rows are an expert's: in q_transposed and
 // column_scale expert e's begin behind those of the experts before it, the last of each padded with zeros to a multiple
 // of kMinGradientBlock rows. The problem's rows are those of all blocks, max_blocks(..) * group. multiplier is that of
 // expert 0, y (experts, cols), and expert e's seed is seed + e.
@@ -195,11 +195,10 @@ constexpr std::int64_t max_blocks(std::int64_t experts, std::int64_t rows, std::
 }
 
 // What a grouped_gemm is given besides: b, b_scale, zero_point and bias are those of expert 0, and the next expert's
-// lie so many of their elements (a packed b's bytes) behind. Rows of y are those of all experts, sorted; the values of
-// offsets and token are in device memory.
-// A grouped_gradient has the same, or (by_terms) y (m, n) of expert 0, and terms of a and b that are those of all
-// experts, sorted; but those of an s8 a, and its scales, are in blocks as grouped_gradient_quantize writes them.
-// Nothing is added to the y of an expert without terms.
+// are this many of their elements (a packed b's bytes) further on. Rows of y are those of all experts, sorted; the
+// values of offsets and token are in device memory. A grouped_gradient has the same, or (by_terms) y (m, n) of expert
+// 0, and terms of a and b that are those of all experts, sorted; but those of an s8 a, and its scales, are in blocks as
+// grouped_gradient_quantize writes them. Nothing is added to the y of an expert without terms.
 struct ExpertOperands {
   ConstTensor offsets =
       {};                  // (experts + 1), s32: expert e has the rows of y from offsets[e] on; others are not written
@@ -249,7 +248,7 @@ struct Kernel {
   void (*launch)(const Problem&, const Operands&, const Launch&) = nullptr;
   // Called once, at select: what launch must not do, as loading code onto a GPU. May be null.
   void (*prepare)(const Problem&) = nullptr;
-  // What the kernel chose by itself, a line for a person. May be null.
+  // What the kernel chose by itself, a line for people. May be null.
   std::string (*detail)(const Problem&) = nullptr;
   // Whether addresses and strides of these operands suit the kernel; another row of the plan runs where they do not.
   // Null: any do.

@@ -163,7 +163,7 @@ struct BoundArgs {
   GemmOperands gemm;
 };
 
-// The caller's tensors, checked; what lies in the workspace is added by run.
+// The caller's tensors, checked; run adds those in the workspace.
 BoundArgs bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
   const LinearDescription& d = impl.description;
   const GemmProblem& p = impl.product.all.problem;

@@ -5,7 +5,7 @@
 //   dB (N)     the column sums of dY
 //
 // Where both products are int8, one step may do both quantizers and dB: gradient_quantize. With a gradient_block, one
-// step always does all that is asked of dY: blocked_gradient_quantize.
+// step always does everything that dY needs: blocked_gradient_quantize.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -76,7 +76,7 @@ GemmProblem product_problem(const LinearBackwardDescription& d) {
   return p;
 }
 
-// dY times an s8 operand: dequantized, whose scales lie along the contraction, or quantized, with them folded into dY.
+// dY times an s8 operand: dequantized, with scales along the contraction, or quantized, with them folded into dY.
 GemmProblem product_problem(const LinearBackwardDescription& d, Product product) {
   GemmProblem p = product_problem(d);
   if (product == Product::int8) {
@@ -309,7 +309,7 @@ void run_gradient(const Run& run) {
   launch(impl, *impl.gradient, q, run.memory, run.stream);
 }
 
-// y (rows, k) = dY-side (rows, contraction) * b^T, where `scale` lies along the contraction.
+// y (rows, k) = dY-side (rows, contraction) * b^T, with `scale` along the contraction.
 void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& dy, const ConstTensor& scale,
                  GemmOperands o) {
   const LinearBackwardImpl& impl = run.impl;

@@ -14,7 +14,7 @@ constexpr std::size_t kAlignment = 128;  // a GPU's cache line, and TMA's strict
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// With room to start at a multiple of kAlignment wherever the caller's memory lies.
+// With room to start at a multiple of kAlignment wherever the caller's memory begins.
 std::size_t bytes_of_workspace(const Plan::Impl& impl) {
   return impl.workspace == 0 ? 0 : impl.workspace + kAlignment - 1;
 }

@@ -44,7 +44,7 @@ struct ProductStep {
 // straddles two cache lines reads both (w8a8_gemm_sm90, 4096 x K x 4096: 138 us at K = 4112, 90 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
 
-// What the description of a linear layer and of its gradients has to be, in the words of `function`.
+// Checks the description of a linear layer and of its gradients; `function` is named in errors.
 void check_linear(std::string_view function, const LinearDescription& description);
 void check_linear_backward(std::string_view function, const LinearBackwardDescription& description);
 
@@ -114,7 +114,7 @@ void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const O
   step.row(operands).launch(step.problem, operands, {scratch, stream});
 }
 
-// What can_implement says: whether the plan's `bind`, with which run begins, throws.
+// The verdict of can_implement: whether the plan's `bind`, with which run begins, throws.
 template <class Impl, class Args>
 Verdict verdict_on(const Impl& impl, Device device, const Args& args) {
   const cpu::FloatEnvironment environment;
@@ -161,13 +161,13 @@ BasicTensor<Void> transposed(BasicTensor<Void> t) {
 ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
                          const ConstTensor& x_scale, std::int64_t m);
 
-// The sum over nothing: y is the bias, or zero.
+// The empty sum: y is the bias, or zero.
 void write_empty_sum(const GemmOperands& operands, Device device, Stream stream);
 
-// What a product promises: its row's bound over `terms` ("K").
+// The guarantee of a product: its row's bound over `terms` ("K").
 PrecisionGuarantee guarantee_of(const GemmStep& step, std::string_view terms);
 
-// What a plan of gradients promises of each that it computes.
+// The guarantees of a backward plan, one per gradient that it computes.
 struct GradientGuarantees {
   std::array<std::optional<PrecisionGuarantee>, 3> of = {};
 

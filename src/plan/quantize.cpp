@@ -183,7 +183,8 @@ Scales bind_segments(TensorChecks& checks, std::string_view what, const BasicTen
   return scales_over(p, checks.matrix(what, t, dtype, {shape[0], shape[1] / p.group}), shape[1]);
 }
 
-// A given scale is the caller's own number, so a bad one is an error; a computed one may be NaN, which is its message.
+// A given scale is the caller's own number, so a bad one is an error; a computed one may be NaN, which reports bad
+// data.
 template <class Real>
 void check_scale_values(const TensorChecks& checks, const ConstTensor& t) {
   for_each_element(t, [&](std::int64_t i, std::int64_t r, std::int64_t c) {
@@ -194,7 +195,7 @@ void check_scale_values(const TensorChecks& checks, const ConstTensor& t) {
   });
 }
 
-// Values are looked at where the host can read them.
+// Values are checked if the host can read them.
 bool readable(const QuantizeProblem& p) { return p.device.type == DeviceType::cpu; }
 
 // Scale and zero point that come in, for the plan's matrix of this shape.

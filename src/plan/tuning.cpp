@@ -31,7 +31,7 @@ using base::in_quotes;
 constexpr std::string_view kTitle = "octile tuning 1";
 constexpr std::string_view kOff = "off";
 
-// What stands in the file does not depend on the program's locale, as message() does.
+// The file's contents must not depend on the program's locale, as message()'s do.
 std::string text(std::integral auto value) { return std::to_string(value); }
 std::string text(double value) {
   char digits[32];
@@ -280,8 +280,8 @@ void check_tuning(std::string_view function, Device device) {
 std::shared_ptr<const TunedRows> tuned_rows(const GemmProblem& problem) {
   const std::shared_ptr<const Tuning> tuning = tuning_of(problem.device);
   if (!tuning->reason.empty()) return nullptr;
-  // The bits of a sum of floats are its kernel's. On a CPU they do not depend on m; on a GPU they do, and only a file
-  // that was named changes them.
+  // The bits of a sum of floats depend on the kernel. On a CPU they do not depend on m; on a GPU they do, and only a
+  // file that was named changes them.
   const bool may_change_bits = tuning->named && problem.device.type == DeviceType::cuda;
   if (!may_change_bits && !is_exact(task_of(problem))) return nullptr;
   const auto found = tuning->file.choices.find(tuning_key(problem));

@@ -7,7 +7,7 @@
 //   end 1
 //
 // A line for each product: m, the fastest row and its seconds, the cost model's choice and its seconds, all but m of
-// the problem. "end" has their number, so that a file that was cut off is seen.
+// the problem. "end" has their number, so that a truncated file is noticed.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ class Weight {
   std::optional<PackedWeight> packed_;
 };
 
-// Into y, or onto what it holds.
+// Stores to y, or adds to what it holds.
 template <class Real>
 void put(const GemmProblem& p, const GemmOperands& o, std::int64_t i, std::int64_t j, Real value) {
   store(o.y, i, j, p.accumulate ? load<Real>(o.y, i, j) + value : value);

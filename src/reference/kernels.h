@@ -1,4 +1,4 @@
-// The reference rows that others call by name: the oracle's steps.
+// The reference rows that are called by name: the oracle's steps.
 #pragma once
 
 #include "plan/kernel.h"

@@ -97,7 +97,7 @@ QuantizedRows<Real> quantized_x(const LinearDescription& d, const LinearArgs& ar
   return x;
 }
 
-// W by its meaning: value (n, k) less its zero point, and its scale.
+// The meaning of W: value (n, k) less its zero point, and its scale.
 struct Weight {
   const LinearDescription& d;
   const LinearArgs& args;
@@ -159,7 +159,7 @@ void linear_float(const LinearDescription& d, const LinearArgs& args) {
   }
 }
 
-// The operands of the backward, by their meaning.
+// The meaning of the backward's operands.
 template <class Real>
 struct Backward {
   const LinearBackwardDescription& d;
@@ -376,7 +376,7 @@ void linear(const LinearDescription& d, const LinearArgs& args) {
 
 namespace {
 
-// z a row at a time, so that no row can hang on another.
+// z a row at a time, so that no row can depend on another.
 template <class Real>
 std::vector<Real> grouped_rows(const GroupedLinearDescription& d, const GroupedLinearArgs& args, DType z_type) {
   const std::int64_t m = d.gather ? args.token.rows() : args.x.rows();

@@ -1,4 +1,4 @@
-// The oracle: each plan as the contract words it, whole operations on the public descriptions and arguments, without
+// The oracle: each plan as the contract defines it, whole operations on the public descriptions and arguments, without
 // the plans, the kernel table or any workspace. Slow, allocating, unchecked: for tests and for `octile check`.
 //
 // Integer paths give the bits that every backend gives. Sums in float (W4A16, dequantized products, dB) are taken in

@@ -1,4 +1,4 @@
-// The quantizer family, in the words of the contract: one loop over segments, one over the elements of a segment.
+// The quantizer family, as the contract defines it: one loop over segments, one over the elements of a segment.
 //
 //   symmetric  s = max(max|x| / q_max, min_scale)                      q = clamp(rint(x / s), q_min, q_max)
 //   affine     s = max((x_max - x_min) / (q_max - q_min), min_scale)     q = clamp(rint(x / s) + z, q_min, q_max)
@@ -52,7 +52,7 @@ float activated(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_
   return rounded_to(p.x, p.gated ? y * load<float>(o.up, r, c) : y);
 }
 
-// Of `terms` values in the contract's order: value c is added to lane c % kNormLanes, then neighbours to each other.
+// The sum of `terms` values in the contract's order: value c is added to lane c % kNormLanes, then adjacent lanes.
 template <class Add>
 float sum_of(std::int64_t terms, const Add& add) {
   std::array<float, kNormLanes> lanes = {};
@@ -307,7 +307,7 @@ void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, cons
 }
 
 Cost reference_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); }
-// As slow as its parts, and never chosen unless it is asked for.
+// As slow as its parts, and never chosen unless requested.
 Cost gradient_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.05e9); }
 
 constexpr QuantizeKernel row(std::string_view name, Operation operation, decltype(QuantizeKernel::launch) launch,

@@ -757,7 +757,7 @@ TEST(SmoothQuant, TheSearchRejects) {
 
 // ---- The static W8A8 plan ----
 
-// X handed over in s8, one scale for all of it in the description and no tensor for it, the bias fused. The plan keeps
+// X passed in s8, one scale for all of it in the description and no tensor for it, the bias fused. The plan keeps
 // nothing: what a kernel of the CPU asks for is where it lays X out for its instructions, and with any other scale it
 // asks for as much; the reference and the GPU's kernels lay out nothing.
 TEST(StaticW8A8, TakesQuantizedRowsAndOneScaleWithoutScratchOfItsOwn) {

@@ -879,7 +879,7 @@ struct ExpertValues {
     route(0);
   }
 
-  // Other tokens for each expert; some rows are nobody's, and some experts have none.
+  // Other tokens for each expert; some rows belong to no expert, and some experts have none.
   void route(unsigned seed) {
     std::mt19937 random(seed);
     std::vector<std::int32_t> bounds;

@@ -176,7 +176,7 @@ inline std::int32_t random_below(Bytes& in, std::int64_t count) {
   return static_cast<std::int32_t>(in.random() % static_cast<std::uint64_t>(count));
 }
 
-// Some rows are nobody's, some experts have none.
+// Some rows belong to no expert, some experts have none.
 inline std::vector<std::int32_t> random_offsets(Bytes& in, std::int64_t experts, std::int64_t rows) {
   std::vector<std::int32_t> offsets;
   for (std::int64_t e = 0; e <= experts; ++e) offsets.push_back(random_below(in, rows + 1));

@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace octile::fuzz {
 
-// What so many inputs have reached, as text; empty: too little, for a target that reaches nothing finds nothing.
+// What this many inputs have reached, as text; empty: too little, for a target that reaches nothing finds nothing.
 std::string reached(std::uint64_t inputs);
 
 }  // namespace octile::fuzz

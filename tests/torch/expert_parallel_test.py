@@ -71,7 +71,7 @@ def inputs(n, dtype=torch.float32):
     index = torch.stack([torch.randperm(E, generator=generator)[:SLOTS] for _ in range(tokens)])
     for unused in UNUSED[n]:
         index[index == unused] = 7
-    index[0, 1], index[4, 0] = E, -1  # nobody's
+    index[0, 1], index[4, 0] = E, -1  # belongs to no expert
     index[2, :2] = index[2, 2]  # an expert twice
     x, dy = (torch.randn(tokens, K, generator=generator).to(dtype) for _ in range(2))
     given = x, index, torch.rand(tokens, SLOTS, generator=generator), dy

@@ -70,7 +70,7 @@ def test_bits(name, generator):
     kind, words = LAYERS[name]
     experts = octile.Experts(E, layer(kind, K, 2 * I, **words), layer(kind, I, K, **words))
     x, (index, weights) = torch.randn(TOKENS, K, generator=generator), routed(generator)
-    index[0, 1], index[4, 0] = E, -1  # nobody's
+    index[0, 1], index[4, 0] = E, -1  # belongs to no expert
     with torch.no_grad():
         y = experts(x, index, weights)
         assert torch.equal(y, one_by_one(experts, x, index, weights))
@@ -92,7 +92,7 @@ def test_bits(name, generator):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_backward_op_is_a_loop_over_experts(dtype, generator):
-    n, offsets = 40, torch.tensor([1, 4, 4, 24], dtype=torch.int32)  # two rows are nobody's
+    n, offsets = 40, torch.tensor([1, 4, 4, 24], dtype=torch.int32)  # two rows belong to no expert
     scale = torch.float64 if dtype is torch.float64 else torch.float32
     dy = torch.randn(25, n, generator=generator).to(dtype)
     weight, x = (
@@ -149,7 +149,7 @@ def test_gradients(name, dtype, generator):
     experts = octile.Experts(E, up, down, up_bias=biases[0], down_bias=biases[1])
     x, (index, weights) = torch.randn(TOKENS, K, generator=generator, dtype=dtype), routed(generator)
     index[index == 2] = 3  # no row of it
-    index[0, 1], index[4, 0] = E, -1  # nobody's
+    index[0, 1], index[4, 0] = E, -1  # belongs to no expert
 
     def loop(x, weights):
         y = 0

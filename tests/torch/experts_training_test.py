@@ -33,7 +33,7 @@ def test_trained_linear(backward, dtype, generator):
     """y and the gradients have the bits of octile.Linear over each expert's rows."""
     n, (index, _) = 40, routed(generator)
     index[index == 2] = 3  # no row of it
-    index[0, 1] = E  # nobody's
+    index[0, 1] = E  # belongs to no expert
     words, leaves = {"backward": backward}, []
     for shape in ((TOKENS, K), (E, n, K), (E, n)):
         leaves.append(torch.randn(shape, generator=generator).to(dtype).requires_grad_())
@@ -61,7 +61,7 @@ def test_trained_linear(backward, dtype, generator):
 def test_trained_sum(backward, generator):
     """The weighted sum of slots is that of the rows, and so are its gradients."""
     (index, router), n = routed(generator), 40
-    index[0, 1] = E  # nobody's
+    index[0, 1] = E  # belongs to no expert
     sorted_rows = offsets, token, place = module_of.sort_by_expert(E, index)
     x, weight, bias, router = (
         t.requires_grad_()

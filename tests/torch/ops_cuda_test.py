@@ -244,7 +244,7 @@ def experts_of(name, dtype=torch.bfloat16, seed=3):
 def routed(tokens, dtype=torch.bfloat16, seed=1):
     g = torch.Generator().manual_seed(seed)
     index = torch.rand(tokens, EXPERTS, generator=g).topk(SLOTS).indices
-    index[::5, 1] = -1  # nobody's
+    index[::5, 1] = -1  # belongs to no expert
     return torch.randn(tokens, 128, generator=g).to(dtype), index, torch.rand(tokens, SLOTS, generator=g)
 
 
@@ -305,7 +305,7 @@ def test_grouped_linear(name, dtype):
 
 def backward_operands(dtype, experts=5, n=200, k=136):
     g = torch.Generator().manual_seed(2)
-    offsets = torch.tensor([1, 4, 4, 150, 151, 470], dtype=torch.int32)  # two rows are nobody's
+    offsets = torch.tensor([1, 4, 4, 150, 151, 470], dtype=torch.int32)  # two rows belong to no expert
     dy = torch.randn(int(offsets[-1]) + 1, n, generator=g).to(dtype)
     weight, x = (torch.randint(-127, 128, (rows, k), dtype=torch.int8, generator=g) for rows in (experts * n, len(dy)))
     weight_scale, x_scale = (torch.rand(len(t), generator=g) for t in (weight, x))

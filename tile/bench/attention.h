@@ -6,7 +6,7 @@
 namespace octile::tile {
 
 // (heads, n, head) each, in f16; a block of bm rows of a head, and its mirror image, so that all programs have the same
-// work: Grid{cdiv(cdiv(n, bm), 2), heads}. The softmax is online, to the base 2: `scale` has log2(e) in it. bm is a
+// work: Grid{cdiv(cdiv(n, bm), 2), heads}. The softmax is online, to the base 2: `scale` includes log2(e). bm is a
 // multiple of bn.
 struct CausalAttention {
   template <class T, class Q, class K, class V, class O, class M, class N, class D>

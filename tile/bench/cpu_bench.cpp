@@ -68,7 +68,7 @@ void rate(const char* what, const char* unit, double work, const F& f) {
   std::printf("| %-44s | %7s | %7.0f | %5s | %s |\n", what, "", work / median(times), "", unit);
 }
 
-// ---- Plain loops: what somebody writes who knows the compiler vectorizes them ----
+// ---- Plain loops, written so that the compiler vectorizes them ----
 
 __attribute__((noinline)) void plain_add(const float* x, float* z, int n) {
   for (int i = 0; i < n; ++i) z[i] = x[i] + 10.0f;

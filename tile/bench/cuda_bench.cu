@@ -1,5 +1,5 @@
 // Kernels in the tile language as C functions on device pointers, for tile/bench/cuda_bench.py. `variant` picks a
-// layout and block sizes; a variant that is not there gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
+// layout and block sizes; an unknown variant gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
 // products by mma.sync, 2 and 3 the products by WGMMA, 4 attention and products of f32 as tf32.
 #include <cstdio>
 
@@ -231,7 +231,7 @@ extern "C" int tile_forward(int variant, const void* const* p, int batch, int in
 
 #if !defined(TILE_PART) || TILE_PART >= 2
 namespace {
-// A launch of warpgroups; -2 if it fell back, with words.
+// A launch of warpgroups; -2, and a message, if it fell back.
 template <class L, Math kMath = Math::exact, class... A>
 int run_by_wgmma(Cuda<L, kMath> executor, void* stream, Grid grid, const A&... a) {
   executor.stream = stream;
@@ -264,7 +264,7 @@ extern "C" int tile_matmul_bf16(int variant, const void* px, const void* py, voi
   return matmul_wgmma<bf16>(variant, px, py, pz, n0, n1, middle, stream);
 }
 
-// The same of f16, by the fastest of the choices that autotuned() has.
+// The same for f16, by the fastest of the choices that autotuned() has.
 extern "C" int tile_matmul_tuned(const void* px, const void* py, void* pz, int n0, int n1, int middle,
                                  void* stream) try {
   const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);

@@ -53,7 +53,7 @@ struct MatmulAlong {  // z = x (n0, middle) @ y^T, y (n1, middle), summed in f32
   }
 };
 
-// dW = x_q^T @ dY, then the scale: the bytes are whole in f16. They stand on the left, where a block has fewer rows.
+// dW = x_q^T @ dY, then the scale: the bytes are exact in f16. They are the left operand, where a block has fewer rows.
 struct BackwardDwHalf {
   template <class T, class Xq, class Xs, class Dy, class Dw, class M, class N, class K>
   TILE_KERNEL void operator()(T& t, Xq x_q, Xs x_scale, Dy dy, Dw dw, int batch, int in, int out, M bm, N bn,

@@ -95,7 +95,7 @@ Lanes value_of(Operator op, const Result& result, const std::vector<Operand>& op
     case Operator::shift_right:
       try {
         lanes.number = computed(space, op, a, b);
-      } catch (const NotDecided&) {  // only if somebody uses it
+      } catch (const NotDecided&) {  // only if it is used
         lanes = unknown(result);
       }
       break;

@@ -1,4 +1,4 @@
-// Z3 behind what proofs ask of it.
+// Z3 behind the interface that proofs need.
 #pragma once
 
 #include <map>

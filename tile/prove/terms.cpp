@@ -337,7 +337,7 @@ Term Space::primed(const Term& term) {
   });
 }
 Formula Space::primed(const Formula& formula) {
-  // As above, by way of the terms in it.
+  // As above, through the terms in it.
   return replaced(formula, [this](int id) -> const Term* {
     if ((*this)[id].owner != Atom::Owner::program) return nullptr;
     primed(Term::atom(id));

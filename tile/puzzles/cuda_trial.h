@@ -1,4 +1,4 @@
-// A try on a GPU: each launch gets its tensors in device memory, between guards that it must leave alone. Compiled by
+// A trial on a GPU: each launch gets its tensors in device memory, between guards that it must not change. Compiled by
 // anything but nvcc, the GPU is the emulated one.
 #pragma once
 

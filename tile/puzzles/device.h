@@ -1,4 +1,4 @@
-// The puzzles on a GPU. cuda.cu runs them; no_cuda.cpp stands in for it where Octile is built without CUDA.
+// The puzzles on a GPU. cuda.cu runs them; no_cuda.cpp replaces it in builds without CUDA.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace octile::tile::puzzles {
 
 // Why no GPU can be used; empty: one can.
 std::string no_device();
-// The puzzle's own kernels. What CUDA refuses throws std::runtime_error.
+// The puzzle's own kernels. CUDA errors throw std::runtime_error.
 Outcome on_device(const Facts& facts, const Case& a_case);
 
 }  // namespace octile::tile::puzzles

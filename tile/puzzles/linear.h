@@ -29,7 +29,7 @@ struct QuantizeGlobal {
   static Facts facts();
   static void run(auto& t, const auto& find_maximum, const auto& quantize) {
     const auto rows = t.size(0), columns = t.size(1), n = rows * columns;
-    auto x = input<f16>(t, "x", {rows, columns}, [&](auto i) {  // an odd line, of a kind that hangs on rows
+    auto x = input<f16>(t, "x", {rows, columns}, [&](auto i) {  // an odd line, of a kind that depends on rows
       return next_value<f16>(t, {2 * rows + 1, i, n});
     });
     auto q = output<s8>(t, "q", {rows, columns});

@@ -1,4 +1,4 @@
-// A puzzle: what a kernel has to compute, at which sizes, and how exactly; and what became of a try.
+// A puzzle: what a kernel has to compute, at which sizes, and how exactly; and the outcome of a trial.
 #pragma once
 
 #include <cmath>
@@ -28,9 +28,9 @@ enum class Values : std::uint8_t {
   zero,
   tied,      // halves of an odd number, and 127 of it often: that is the scale of int8, and every other level is a tie
   low,       // [-320, -280), every other line [-4000, -3000)
-  rising,    // each block of 32 in a line lies 200 above the one before it, in every other line 95
+  rising,    // each block of 32 in a line is 200 above the one before it, in every other line 95
   falling,   // ... below it
-  apart,     // every other line lies 200 below the rest
+  apart,     // every other line is 200 below the rest
   tiny,      // up to 20 times the smallest f16 above 0: a 127th of them is below the minimum scale of int8
   nan,       // a NaN, the first, the last or the middle element of a line; other lines have none
   infinite,  // so has an infinity
@@ -132,7 +132,7 @@ inline double ratio(std::int64_t a, std::int64_t b) {
   return b == 0 ? 1 : static_cast<double>(a) / static_cast<double>(b);
 }
 
-// What a launch moves, beside what it would have to.
+// The bytes that a launch moves, and the minimum.
 struct Score {
   std::int64_t moved_bytes = 0, min_bytes = 0;
   std::int64_t sector_bytes = 0, used_bytes = 0;  // of the sectors that warps ask for, and of what they use of them
@@ -176,7 +176,7 @@ struct Wrong {
   std::optional<Problem> problem;  // none: its result is wrong, and the line is that of the store
   std::string lesson;
   std::function<Outcome(const Case&)> run;
-  bool leaves_out = false;  // the first wrong element is one that nobody writes: there is no line to blame
+  bool leaves_out = false;  // the first wrong element is never written: there is no line to blame
 };
 
 // A puzzle with the kernels that solve it.

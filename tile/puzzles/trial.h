@@ -1,4 +1,4 @@
-// A try of a case: its tensors, its launches, and the comparison with what is expected.
+// A trial of a case: its tensors, its launches, and the comparison with the expected values.
 #pragma once
 
 #include <cmath>

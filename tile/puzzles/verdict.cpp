@@ -1,4 +1,4 @@
-// What a terminal shows of a try.
+// The verdict on a trial, as text for a terminal.
 #include <cmath>
 #include <cstdio>
 

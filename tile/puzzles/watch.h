@@ -1,5 +1,5 @@
 // How a solution reports its progress to the command that checks it. A solution is a learner's program: it may crash or
-// exit early, and its last report then says how far it came.
+// exit early, and its last report then says how far it got.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Text for HTML. Here alone, for the command's own page too, which needs nothing else of the reports.
+// Text for HTML, in its own file because the command's own page needs nothing else of the reports.
 #pragma once
 
 #include <string>

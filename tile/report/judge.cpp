@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMaxWorst = 12;
 constexpr int kMaxUnwritten = 3;  // of a tensor: they are all alike
 
-// In units of what is allowed; a NaN where none is expected is infinitely far off.
+// In units of the tolerance; a NaN where none is expected is infinitely far off.
 double distance(double value, double expected, double allowed) {
   if (value == expected || (std::isnan(value) && std::isnan(expected))) return 0;
   const double far = std::fabs(value - expected);

@@ -89,7 +89,7 @@ function accessesOf(program) {
   return result;
 }
 
-// The elements of a record, in numbers alone: letters would be taken for the kernel's variables. "x[32 … 63]",
+// The elements of a record, in numbers only: letters would be taken for the kernel's variables. "x[32 … 63]",
 // "z[0 … 31, 64 … 95]", or where no ranges of indices give them "z + 100 × (0 … 31) + (96 … 127)".
 function elementsText(r, tensor) {
   const range = (first, step, count) => count === 1 ?

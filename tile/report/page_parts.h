@@ -20,9 +20,9 @@ inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // ---- Text ----
 
-std::string json_text(std::string_view text);    // quoted, and without '<', so that it may stand in a script
+std::string json_text(std::string_view text);    // quoted, and without '<', so that it may be part of a script
 std::string number(std::int64_t value);          // 1,234,567
-std::string number(double value, int digits);    // with so many digits after the point
+std::string number(double value, int digits);    // with this many digits after the point
 std::string percent(double part, double whole);  // "100 %"; "-" of nothing
 std::string bytes(double count);                 // "6.4 KB"
 std::string value_text(double value);            // the shortest text that is this value, as a float if it is one

@@ -21,7 +21,7 @@ struct TensorValues {
   std::string name;
   std::vector<double> values;
   std::vector<double> expected;       // empty: not known
-  std::vector<std::uint8_t> written;  // empty: all are; what nobody has written is wrong, whatever it holds
+  std::vector<std::uint8_t> written;  // empty: all are; an unwritten element is wrong, whatever it holds
   Tolerance tolerance;
   std::vector<double> bounds;  // of each element's error, instead of the tolerance; empty: the tolerance
 

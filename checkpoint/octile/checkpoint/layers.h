@@ -20,10 +20,10 @@ enum class LayerKind : std::uint8_t {
 
 std::string_view name(LayerKind kind);
 
-// How compressed-tensors stores such a layer: packed where the weight alone is quantized, or has 4 bits.
+// How compressed-tensors stores such a layer: packed if only the weight is quantized, or has 4 bits.
 LayerKind kind_of(const WeightFormat& weight, Activation activation);
 
-// Where a layer lies in a tensor of all experts, (E, OUT, IN) or (E, IN, OUT).
+// Where a layer is in a tensor of all experts, (E, OUT, IN) or (E, IN, OUT).
 struct ExpertPart {
   std::string module;  // of all experts
   std::int64_t expert = 0;

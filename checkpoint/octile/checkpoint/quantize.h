@@ -21,7 +21,7 @@ struct Smoothing {
 struct QuantizeOptions {
   // s8 or s4, per row or in groups of 32, 64 or 128; zero points with s4.
   WeightFormat weight = WeightFormat::s8_per_channel;
-  // none: the weight alone is quantized. s4: none or dynamic_per_token. Not dynamic_per_tensor.
+  // none: only the weight is quantized. s4: none or dynamic_per_token. Not dynamic_per_tensor.
   Activation activation = Activation::dynamic_per_token;
   WeightMethod method = WeightMethod::nearest;
   std::optional<std::filesystem::path> calibration = {};

@@ -24,7 +24,7 @@
 
 namespace octile::checkpoint {
 
-// The integers that files hold, and the one of so many bits.
+// The integer types of files, and the one with this many bits.
 inline constexpr DType kLevelTypes[] = {DType::s4, DType::s8};
 constexpr std::optional<DType> level_type(std::int64_t width) {
   for (const DType type : kLevelTypes) {
@@ -32,7 +32,7 @@ constexpr std::optional<DType> level_type(std::int64_t width) {
   }
   return std::nullopt;
 }
-// 32-bit words that hold so many levels.
+// The number of 32-bit words that hold this many levels.
 constexpr std::int64_t words_for(std::int64_t levels, DType type) {
   const int per_word = 32 / bits(type);
   return levels / per_word + (levels % per_word != 0);
@@ -76,7 +76,7 @@ struct PackedWords {
   std::int64_t n = 0;
   std::int64_t k = 0;
   std::int64_t group = 0;  // 0: a whole row
-  DType type = DType::s4;  // s8: pack-quantized alone
+  DType type = DType::s4;  // s8: only pack-quantized
   std::span<const std::int32_t> words = {};
   std::span<const float> scale = {};
   std::span<const std::int32_t> zero_words = {};  // empty: symmetric

@@ -7,8 +7,8 @@
 //
 // The thread that finishes the last split of a KV head adds them up, each times 2^(its max - the largest max), and
 // divides by the sum of weights. So keys and values are read once, hidden positions not at all, and all sums are f32.
-// The splits depend on the number of positions alone, and so do the bits: not on the threads, the batch or which thread
-// comes last. They do depend on the instruction set, by the order of the sums and by FMA.
+// The splits, and so the bits, depend only on the number of positions: not on the threads, the batch or which thread
+// comes last. The bits also depend on the instruction set, through the order of the sums and FMA.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

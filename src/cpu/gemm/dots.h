@@ -1,4 +1,4 @@
-// Few rows of a times channels of b as its owner has them, not packed: dot products along k, four channels at a time.
+// Few rows of a times channels of an unpacked b: dot products along k, four channels at a time.
 #pragma once
 
 #include <immintrin.h>

@@ -97,7 +97,7 @@ struct Finish {
     write(sums, stride, correction, {0, rows.count}, {0, cols.count});
   }
 
-  // The same of some of the part's rows and columns, counted from its first.
+  // The same for some of the part's rows and columns, counted from its first.
   template <class Sum>
   void write(const Sum* sums, std::int64_t stride, const std::int32_t* correction, const Range& part_rows,
              const Range& part_cols) const {

@@ -196,7 +196,7 @@ class LeftPanels {
     std::int64_t first, count;
   };
 
-  // Of a row that is contiguous along the contraction. `buffer` is filled unless they lie in memory as they are.
+  // Of a row that is contiguous along the contraction. `buffer` is filled unless the elements can be read in place.
   const Element* elements(std::int64_t row, Terms terms, Element* buffer) const {
     const std::int64_t at = row * t_.strides[0] + terms.first * kTerms<Element>;
     if constexpr (kIsPair<Element>) {
@@ -339,7 +339,7 @@ template <class Element>
 struct VectorTile {
   static constexpr std::int64_t kRun = 1;  // elements of a row side by side in a panel of left; depths are multiples
 
-  // As long as a thread multiplies panels of so many rows.
+  // As long as a thread multiplies panels of this many rows.
   struct Session {
     explicit Session(std::int64_t) {}
   };

@@ -28,7 +28,7 @@ constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
 constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
 static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
 constexpr std::int64_t kPackedBytes = 512;                          // of a channel, that a part packs for itself
-constexpr std::int64_t kMaxGroups = 2 * kPackedBytes / 32;          // of a channel, in so many
+constexpr std::int64_t kMaxGroups = 2 * kPackedBytes / 32;          // of a channel, in kPackedBytes
 constexpr std::int64_t kConvertedRows = 8;                          // at a time, where rows are contiguous
 constexpr std::int64_t kTransposedRows = 32;                        // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;                           // rows beyond the last that a tile may read
@@ -36,7 +36,7 @@ constexpr std::int64_t kMaxBlocks = kMaxDepth / kMinGradientBlock;  // of a, in 
 static_assert(kMaxGradientBlock <= kMaxDepth);
 constexpr std::int64_t kLine = 64;
 
-// ---- Left: copied once, as the tile wants it ----
+// ---- Left: copied once, in the form that the tile takes ----
 
 struct FlipSigns {
   template <Isa>
@@ -63,7 +63,7 @@ struct SumGroup {
   }
 };
 
-// Of each 8 terms the even ones first: the nibbles of an s4 weight as its owner has it lie in this order in a lane.
+// Of each 8 terms the even ones first: the nibbles of an unpacked s4 weight are in this order in a lane.
 struct EvenTermsFirst {
   template <Isa>
   OCTILE_INLINE static void run(std::uint8_t* row, std::int64_t n) {
@@ -146,7 +146,7 @@ struct Memory {
     const bool s4 = p.b.type == DType::s4;
     const bool only_as_caller =
         p.grouped() && (p.b.group > kPackedBytes || kernel.a == AForm::tiled || (s4 && p.b_major == Major::outer));
-    // Right that lies along its channels takes so long to pack that no two parts should do it.
+    // A right operand that is contiguous along its channels takes so long to pack that only one part should do it.
     const bool outer = (p.y_major == Major::outer ? p.a_major : p.b_major) == Major::outer;
     const bool may_stream = kernel.stream_rows > 0 && !p.grouped() && p.a_block == 0;
     const bool dot_groups =
@@ -236,7 +236,7 @@ void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& me
 
 // ---- Parts of the product ----
 
-// Parts in the order in which a thread goes through them. Rows of left are taken in bands that fit half a second-level
+// Parts in the order in which a thread goes through them. Rows of left are taken in bands that fit half an L2
 // cache, and a band meets all panels before the next begins; within a band, all its rows meet a span of groups.
 //
 // A span is wide because of y: rows of 2 KiB are long enough for the prefetchers, rows of 256 bytes are not, and one
@@ -285,7 +285,7 @@ class Order {
   }
 
  private:
-  // A right that fits the L2 cache of every thread stays there from run to run, and a thread takes the rows
+  // A right operand that fits the L2 cache of every thread stays there from run to run, and a thread takes the rows
   // that it has quantized itself.
   void by_rows(const PanelKernel& kernel, int threads) {
     channels_ = kMaxChannels;
@@ -438,7 +438,7 @@ class Multiplication {
   }
 
   // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
-  // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
+  // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for this many terms alone.
   std::int64_t block_depth(std::int64_t rows) const {
     if (in_groups_ && !packed_) {
       const std::int64_t terms = kPackedBytes * 8 / bits(problem_.b.type);

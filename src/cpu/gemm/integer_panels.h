@@ -70,14 +70,14 @@ struct TileRun {
   const TileFinish* finish;    // y is written instead of sums; null: it is not
   std::int64_t row;            // of the part, for `finish`
   std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
-  int later_panels;            // so many of them, 1 or 2
+  int later_panels;            // this many of them, 1 or 2
   bool whole;                  // `depth` is all of a panel, behind which the next one lies
   bool one_panel;              // at a time, for a row alone
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
   GroupRun group;
 };
 
-// Few rows of a times channels of b as its owner has them, contiguous along k and not packed:
+// Few rows of a times channels of an unpacked b, contiguous along k:
 // sums[r, c] = sum over `depth` terms of (a[r] - 128) * b[c], a in AForm::offset.
 struct DotRun {
   const std::uint8_t* a;  // (rows, depth)
@@ -90,7 +90,7 @@ struct DotRun {
   std::int64_t sums_stride;
 };
 
-// A row of a times channels of b as its owner has them, s4 in groups, contiguous along k and not packed:
+// A row of a times channels of an unpacked b, s4 in groups, contiguous along k:
 // totals[c] folds acc = sum over `depth` terms of a * b[c] of each group in order, from 0: fma(f32(acc), scale, total).
 struct GroupDotRun {
   const std::uint8_t* a;  // (k): of each 8 terms the even ones first
@@ -105,8 +105,8 @@ struct GroupDotRun {
   float* totals;               // (channels), up to a multiple of 4 may be overwritten
 };
 
-// A tile prefetches b this many bytes ahead in each panel, and scales so many groups. They lie apart from the panels, a
-// line for each group and panel: without this a machine waits for each of them where the weight comes from memory.
+// A tile prefetches b this many bytes ahead in each panel, and scales this many groups ahead. Scales are apart from the
+// panels, a line for each group and panel; without the prefetch each is a miss if the weight comes from memory.
 inline constexpr std::int64_t kAhead = 2048;
 inline constexpr std::int64_t kScalesAhead = 4;
 
@@ -138,13 +138,13 @@ struct PanelKernel {
   // and y is finished tile by tile, by the tile itself or from sums that are still in the L1 cache. 0: tiles of `rows`,
   // and parts whose rows of y are long.
   int stream_rows = 0;
-  // A packed weight of so many bytes or more is more likely in memory than in a cache: a row alone then goes along one
-  // panel after the other, as memory is read faster than in several streams. 0: never.
+  // A packed weight of this many bytes or more is more likely in memory than in a cache: a single row then goes through
+  // one panel after the other, since one stream reads memory faster than several. 0: never.
   std::int64_t one_panel_bytes = 0;
   bool finishes = false;                            // knows what `TileRun::finish` means
   void (*dot)(const DotRun&) = nullptr;             // null: a part packs what it needs of a weight that is not packed
   int dot_rows = 0;                                 // so does one of more rows
-  void (*group_dot)(const GroupDotRun&) = nullptr;  // the same of one row, and s4 in groups without zero points
+  void (*group_dot)(const GroupDotRun&) = nullptr;  // the same for one row, and s4 in groups without zero points
 };
 
 // What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.
@@ -178,7 +178,7 @@ struct TileOperands {
   std::int64_t far = kAhead;
 };
 
-// For a tile of `panels` that have so many terms left.
+// For a tile of `panels` that have this many terms left.
 inline void look_ahead(const TileRun& run, std::int64_t terms, int panels, std::int64_t depth_bytes, TileOperands& at) {
   at.near = terms - kAhead / depth_bytes;
   if (run.whole) at.far = kAhead + (panels - 1) * run.b_stride;

@@ -162,7 +162,7 @@ void pack_line(const std::uint8_t* in, std::int64_t stride, std::uint8_t* out) {
 #endif
 }
 
-// One panel of which a few channels or terms may be missing, elsewhere than with AVX-512 by way of 16 full rows.
+// One panel of which a few channels or terms may be missing, elsewhere than with AVX-512 through 16 full rows.
 void pack_edge(const ConstTensor& b, const Range& channels, const Range& terms, const Panels& out) {
   const auto* data =
       static_cast<const std::uint8_t*>(b.data) + channels.first * b.strides[0] + terms.first * b.strides[1];

@@ -32,8 +32,8 @@ OCTILE_TILE_INLINE void load_sums(const std::int32_t* row, std::int64_t, bool ac
 }
 OCTILE_TILE_INLINE int32x4_t row_of(const int32x4_t& sum, int) { return sum; }
 
-// Of smmla: the channels 0, 1 and the channels 2, 3 of two rows. An odd last row stands beside the row below it, whose
-// sums nobody reads.
+// Of smmla: the channels 0, 1 and the channels 2, 3 of two rows. An odd last row is paired with the row below it, whose
+// sums are not read.
 OCTILE_TILE_INLINE void load_sums(const std::int32_t* row, std::int64_t stride, bool accumulate, int32x4_t (&sum)[2]) {
   sum[0] = sum[1] = vdupq_n_s32(0);
   if (!accumulate) return;

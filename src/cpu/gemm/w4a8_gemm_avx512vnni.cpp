@@ -88,7 +88,7 @@ struct Dots {
   __m128 total;
 };
 
-// The first so many bytes of a vector.
+// The first this many bytes of a vector.
 OCTILE_TILE_INLINE __mmask64 first_bytes(std::int64_t count) {
   return count >= kPanelLine ? ~__mmask64{0} : count <= 0 ? 0 : (__mmask64{1} << count) - 1;
 }

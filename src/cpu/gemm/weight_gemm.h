@@ -148,7 +148,7 @@ struct StreamRun {
   NibbleOrder order;
   float* sums;               // (tiles * rows, kStreamCols)
   std::int64_t next;         // bytes from the end of a panel to the panel in its place in the next part, or 0
-  std::int64_t next_scales;  // the same of its scales, in groups
+  std::int64_t next_scales;  // the same for its scales, in groups
 };
 
 template <std::int64_t kRows, template <Isa> class Codec>
@@ -187,7 +187,7 @@ struct StreamPanels {
     std::int64_t at = 0;  // bytes into each panel
     const std::int64_t near = p.groups * p.group_depth / kLineTerms * kPanelLine - kPrefetch;
     for (std::int64_t group = 0; group < p.groups; ++group) {
-      // Scales lie apart from the panels, a line for each group, which no machine foresees.
+      // Scales are apart from the panels, a line for each group, which hardware prefetchers do not predict.
       const std::int64_t later = group + kScalesAhead;
       const std::int64_t line = later < p.groups || p.next == 0 ? later : later + p.next_scales;
       for (std::int64_t i = 0; i < kAll / kVectors; ++i) {
@@ -253,7 +253,7 @@ struct StreamScratch {
   alignas(64) float sums[kMaxStreamTiles * kMaxRows * kStreamCols];
   WeightPanels::Storage<Codec> buffers[kMaxStreamPanels];
 };
-static_assert(kStreamCols >= kPackedTerms);  // x whose rows lie side by side is packed by way of the sums
+static_assert(kStreamCols >= kPackedTerms);  // x whose rows lie side by side is packed through the sums
 
 // A VectorTile that multiplies a few rows too.
 template <template <Isa> class Codec>

@@ -1,5 +1,5 @@
 // Weights as w4a16 and w8a16 take them: panels of 16 channels, a channel per 32-bit lane of 8 nibbles q + 8 or of 4
-// bytes, so many terms to a 64-byte line. That is the packed form (packed_weight.h); a weight as the caller has it is
+// bytes, this many terms to a 64-byte line. That is the packed form (packed_weight.h); a weight as the caller has it is
 // gathered into lines, a block at a time, where the nibbles of a lane lie in the order of their terms.
 #pragma once
 
@@ -89,7 +89,7 @@ struct NibbleVectors {
   }
 };
 
-// The same of bytes, the same way: GCC 12 has no __builtin_convertvector of vectors whose size is a template's.
+// The same for bytes, the same way: GCC 12 has no __builtin_convertvector of vectors whose size is a template's.
 template <Isa isa>
 struct ByteVectors {
   static constexpr int kLineTerms = 4;

@@ -267,7 +267,7 @@ struct RoundToLevels {
   }
 };
 
-// f16 and bf16 as they lie, finite unless their scale is NaN.
+// f16 and bf16 as stored, finite unless their scale is NaN.
 template <class T>
 struct NarrowRun {
   const T* x;

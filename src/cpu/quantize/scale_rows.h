@@ -10,7 +10,7 @@
 
 namespace octile::cpu {
 
-// Elements of a piece. What a worker keeps for one lies on its stack.
+// Elements of a piece. What a worker keeps for one is on its stack.
 template <class Real>
 inline constexpr std::int64_t kRowChunk = 4096 / sizeof(Real);
 
@@ -53,7 +53,7 @@ class GivenScales {
     };
     affine_ ? with(SpreadScales<true>()) : with(SpreadScales<false>());
   }
-  // Whether scales of single columns serve as they lie: the window is the whole row then, and nothing is spread.
+  // Whether scales of single columns serve as stored: the window is the whole row then, and nothing is spread.
   bool takes(const Real* scales) {
     in_place_ = affine_ ? nullptr : scales;
     return !affine_;

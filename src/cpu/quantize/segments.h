@@ -19,7 +19,7 @@
 
 namespace octile::cpu {
 
-// Elements of a row at a time. Their scales lie on the stack.
+// Elements of a row at a time. Their scales are on the stack.
 template <class Real>
 inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
 // The same where they have one scale, or the scales lie elsewhere.
@@ -118,7 +118,7 @@ inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x, std:
 // Emit is made once per worker and is called with every piece of a block, then with the block:
 //   Emit(problem, operands, worker's memory)
 //   void piece(const Piece<Real>&, const Scale&)   with ScaleSteps<Real> or ScaleEach<affine, Real>
-//   bool takes_narrow(); void narrow(piece, x, scale)   may be missing: f16 and bf16 as they lie
+//   bool takes_narrow(); void narrow(piece, x, scale)   may be missing: f16 and bf16 as stored
 //   void block(row, col, rows, cols)
 //   void finish()   after the last block
 template <class Real, class Emit>
@@ -234,7 +234,7 @@ class SegmentWalk {
     });
   }
 
-  // Calls body with x as it lies, pointing to its own type.
+  // Calls body with x as stored, pointing to its own type.
   template <class Body>
   void with_elements(const Body& body) const {
     if constexpr (sizeof(Real) == 8) {
@@ -551,7 +551,7 @@ class SegmentWalk {
                                          memory.extremes_bytes / 2)) {}
   };
 
-  // Of x as it lies, or, where x is null, times the multiplier. Returns how many workers have extremes.
+  // Of x as stored, or, where x is null, times the multiplier. Returns how many workers have extremes.
   template <class T>
   int measure_columns(const ColumnMemory<Real>& memory, const T* x) const {
     constexpr std::int64_t kStripe = 2048;  // columns: their extremes are in the L1 cache

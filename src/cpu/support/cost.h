@@ -1,5 +1,5 @@
-// What the CPU rows say of themselves: which instruction set they need, and what one core reaches, on a Zen 5 at 4 GHz
-// where nothing else is said (docs/notes/cpu.md). The rates rank the rows and give explain() its order of magnitude.
+// Facts about the CPU rows: which instruction set they need, and the speed of one core, on a Zen 5 at 4 GHz unless
+// noted otherwise (docs/notes/cpu.md). The rates rank the rows and give explain() its order of magnitude.
 #pragma once
 
 #include <string>
@@ -41,7 +41,7 @@ inline Cost portable_float_cost(const GemmProblem& p) {
   return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads, kBytesPerSecond * threads);
 }
 
-// A weight that does not come packed is packed first, or part by part: so many values a second and core.
+// A weight that does not come packed is packed first, or part by part: this many values a second and core.
 inline double packing_seconds(const GemmProblem& p, double values_per_second) {
   return p.b_packed ? 0 : weight_bytes(p) / (values_per_second * thread_count(p.threads));
 }

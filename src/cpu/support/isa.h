@@ -35,10 +35,10 @@ inline Isa isa() { return widest_usable[static_cast<std::size_t>(isa_ceiling.loa
 // Bytes; 1 MiB where the system does not tell.
 std::int64_t second_level_cache();
 
-// One line for a person: which was chosen, and why.
+// One line for people: which was chosen, and why.
 std::string explain_isa();
 
-// What is wrong with OCTILE_ISA: it holds something else than the name of an instruction set that this machine has.
+// What is wrong with OCTILE_ISA: it is not the name of an instruction set that this machine has.
 // Empty: nothing.
 std::string reason_against_requested_isa();
 // Throws it.

@@ -1,4 +1,4 @@
-// What the processor calls itself.
+// The processor's name and signature.
 #pragma once
 
 #include <string>

@@ -69,7 +69,7 @@ void end_copies();
 // The last-level cache that a program may count on; the system's own figure is at times that of all sockets. Tests
 // lower it.
 inline constinit std::atomic<double> cache_bytes = 32 << 20;
-// Whether a kernel that moves so many bytes should write around the caches: by its end they would hold little of what
+// Whether a kernel that moves this many bytes should write around the caches: by its end they would hold little of what
 // it wrote, and a line that is not written whole is read first. Zen 5, 64 MiB in and 16 MiB out: 1.7 ms, else 1.9.
 inline bool outgrows_caches(double bytes) { return bytes > cache_bytes.load(std::memory_order_relaxed); }
 
@@ -159,7 +159,7 @@ class Pieces {
   std::int64_t size_ = 0;
 };
 
-// Waking a thread costs about as much as so many units (an element quantized, or 32 products of a matrix
+// Waking a thread costs about as much as this many units (an element quantized, or 32 products of a matrix
 // multiplication): each thread in use has at least as much to do.
 inline constexpr double kWorthAThread = 16384;
 

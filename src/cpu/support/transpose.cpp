@@ -67,7 +67,7 @@ OCTILE_INLINE void transpose_block(ConstBytes from, Bytes to, std::int64_t rows,
 
 constexpr std::int64_t kLine = 64;  // bytes of a cache line
 
-// 64 lines x 64 bytes by way of a buffer, so that lines are written whole, and neighbours one after the other.
+// 64 lines x 64 bytes through a buffer, so that lines are written whole, and neighbours one after the other.
 template <int width, int lines>
 OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches) {
   constexpr std::int64_t kRow = lines * kLine;

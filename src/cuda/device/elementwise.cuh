@@ -71,7 +71,7 @@ struct IntegerRows {
     }
   }
 
-  // n elements as they lie in memory, the first in the lowest bits; `count` of them valid.
+  // n elements as they are in memory, the first in the lowest bits; `count` of them valid.
   template <int n>
   __device__ std::uint64_t load(std::int64_t r, std::int64_t c, int count) const {
     const bool nibbles = dtype == DType::s4;

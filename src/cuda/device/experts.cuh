@@ -28,7 +28,7 @@ struct Experts {
   __device__ int row_of_a(int row) const { return token ? __ldcg(token + row * token_stride) : row; }
 };
 
-// Rows first .. end - 1 of y are those of an expert; a tile is one of so many of them.
+// Rows first .. end - 1 of y are those of an expert; a tile is one of this many of them.
 struct ExpertTile {
   int expert;  // -1: there is no such tile
   int first, end;
@@ -222,8 +222,8 @@ inline Experts experts_of(const GemmProblem& p, const GemmOperands& o) {
   return experts;
 }
 
-// The most tiles of `rows` rows that experts can have together, and those that they are expected to have where each row
-// is of any expert.
+// The maximum number of tiles of `rows` rows that all experts can have together, and the expected number if rows are
+// distributed over experts at random.
 inline std::int64_t max_tiles(const GemmProblem& p, std::int64_t m, int rows) { return max_blocks(p.experts, m, rows); }
 inline double experts_with_rows(const GemmProblem& p, std::int64_t m) {
   const auto experts = static_cast<double>(p.experts);

@@ -32,8 +32,8 @@ using tiles::LevelRule;
 
 constexpr int kTile = 128;
 constexpr int kThreads = 256;
-// The grid goes down a band of at most so many columns of tiles, and then down the next, so that the tiles under way at
-// one time have long runs of rows of dY, of q and of q_transposed.
+// The grid goes down a band of at most this many columns of tiles, and then down the next, so that the tiles under way
+// at one time have long runs of rows of dY, of q and of q_transposed.
 constexpr int kBand = 8;
 
 // fused: T is 128. clustered: a cluster has the tiles of a block. measure writes the maxima of tiles, and levels has
@@ -72,7 +72,7 @@ struct Layout {
   static constexpr int kBatches = kRows / 4;
   static_assert(kLanes == 2 * kRows);
 
-  // What belongs to columns lies in shared memory so that the lanes of a row read 16 bytes side by side: first all
+  // What belongs to columns is in shared memory so that the lanes of a row read 16 bytes side by side: first all
   // first halves of vectors. The column at a place:
   __device__ static int column_at(int place) {
     const auto at = static_cast<unsigned>(place);

@@ -24,7 +24,7 @@ __device__ inline void copy_async(std::uint32_t to_shared, const void* from, int
                : "memory");
 }
 
-// Either of them where `really`, without a branch.
+// Either of them if `really`, without a branch.
 __device__ inline void copy_async_if(bool really, std::uint32_t to_shared, const void* from) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n\t"
@@ -87,7 +87,7 @@ __device__ inline void store_shared(std::uint32_t to_shared, std::uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_shared), "r"(v) : "memory");
 }
 
-// Four matrices of 8 rows of 16 bytes; lane l hands over the address of row l % 8 of matrix l / 8, and gets the 4 bytes
+// Four matrices of 8 rows of 16 bytes; lane l passes the address of row l % 8 of matrix l / 8, and gets the 4 bytes
 // at 4 * (l % 4) of row l / 4 of each.
 __device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&to)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -61,7 +61,7 @@ __device__ inline void copy_part(const Operand& o, std::uint32_t to_shared, cons
   }
 }
 
-// Lines of an operand that lie one behind the other, and those of a GatheredOperand: where a thread's begin. A line is
+// Lines of an operand that lie one after the other, and those of a GatheredOperand: where a thread's begin. A line is
 // copied from the beginning of its first unit; `head` bytes before it.
 template <int kTurns, bool kGathered>
 struct FillerLines {

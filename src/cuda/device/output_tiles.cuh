@@ -21,7 +21,7 @@ struct TileOutput {
   bool accumulate;  // y is f32
 };
 
-// Sums of kLines lines of y, kAlong of each, lie in shared memory, kPitch apart; `first` is the line and the place in
+// Sums of kLines lines of y, kAlong of each, are in shared memory, kPitch apart; `first` is the line and the place in
 // it of the first one. They are multiplied by `scale`.
 template <class Y, int kLines, int kAlong, int kPitch>
 __device__ void store_lines(const TileOutput& out, const Tiling& t, const float* sums, int2 first, float scale) {

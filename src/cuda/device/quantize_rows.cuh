@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quant
   }
 }
 
-// Threads for a segment of so many vectors: a power of two, or whole warps.
+// Threads for a segment of this many vectors: a power of two, or whole warps.
 inline unsigned width_for(std::int64_t vectors, int each) {
   const auto threads = blocks_for(vectors, each);
   unsigned width = (threads + 31) / 32 * 32;
@@ -220,7 +220,7 @@ void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int sms
   enqueue(kernel, quantize_rows<T, kVectors, Kind>, {dim3(static_cast<unsigned>(blocks)), block, shared}, stream, a);
 }
 
-// Rows of up to so many vectors.
+// Rows of up to this many vectors.
 template <class Kind>
 constexpr std::int64_t kMaxVectors = Kind::factors ? kRowThreads* kVectorsOfMany : kRowThreads* kVectorsOfLong;
 

@@ -29,7 +29,7 @@ struct SplitTask {
   int first_step;
   int steps;
 
-  // In units of so many steps.
+  // In units of this many steps.
   __device__ void take_part(int all_steps, int unit) {
     const int units = (all_steps + unit - 1) / unit;
     first_step = units * part / parts * unit;

@@ -112,7 +112,7 @@ __device__ void store_edge(const std::uint8_t* buffer, int2 at, const Destinatio
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int rows = min(Store::rows, y.rows - at.x);
   const int cols = min(Store::cols, y.cols - at.y);
-#pragma unroll 1  // keeps the code small: every launch fetches it anew
+#pragma unroll 1  // keeps the code small: every launch fetches it again
   for (int r = 0; r < rows; ++r) {
     Y* const row = y.data + (at.x + r) * y.pitch + at.y;
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ void store_edge(const std::uint8_t* buffer, int2 at, const Destinatio
   }
 }
 
-// The first rows of a store tile that TMA could store whole, to `to`; so many of its columns exist. Not inlined: its
+// The first rows of a store tile that TMA could store whole, to `to`; this many of its columns exist. Not inlined: its
 // registers would be missed elsewhere.
 template <class Y, class Store>
 __device__ __noinline__ void store_rows(const std::uint8_t* buffer, Y* to, std::int64_t pitch, int rows, int cols) {

@@ -126,7 +126,7 @@ __device__ void store_transposed_edge(const std::uint8_t* lines, int2 at, int ro
   }
 }
 
-// The same of the first rows of a tile that TMA could store whole.
+// The same for the first rows of a tile that TMA could store whole.
 template <class Y>
 __device__ void store_transposed_rows(const std::uint8_t* lines, int2 at, int rows, const TransposeTarget& y) {
   const int thread = static_cast<int>(threadIdx.x) % 128;

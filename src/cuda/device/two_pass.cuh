@@ -49,7 +49,7 @@ struct Tiling {
   __host__ __device__ int owner(int tile) const {
     return static_cast<int>(((tile + std::int64_t{1}) * blocks - 1) / all);
   }
-  // At most so many blocks have tiles of one strip.
+  // At most this many blocks have tiles of one strip.
   __host__ __device__ int max_owners() const {
     if (all == 0) return 0;
     const int owners = ceil_div(blocks, wide) + 1;

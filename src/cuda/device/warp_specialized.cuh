@@ -117,7 +117,7 @@ inline TileOrder transposed_order(std::int64_t m, std::int64_t n, int rows_a, in
   return {static_cast<int>(ceil_div(n, rows_b * kClusterSize)), static_cast<int>(ceil_div(m, rows_a)), kBand, true};
 }
 
-// A persistent grid, which goes over so many tiles: of as many clusters as there are tiles, or as run at once.
+// A persistent grid, which goes over this many tiles: of as many clusters as there are tiles, or as run at once.
 inline LaunchShape persistent_shape(std::int64_t tiles, int at_once, int cluster, int threads,
                                     std::size_t shared_bytes) {
   const auto clusters = static_cast<unsigned>(std::min<std::int64_t>(tiles, at_once));

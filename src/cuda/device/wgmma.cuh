@@ -1,4 +1,4 @@
-// WGMMA: D (64, n) = A (64, k) * B (n, k)^T, or D += it, one instruction of a warpgroup. B lies in shared memory, A
+// WGMMA: D (64, n) = A (64, k) * B (n, k)^T, or D += it, one instruction of a warpgroup. B is in shared memory, A
 // there or in registers. s8 with sums in s32, 32 terms at a time; f16 and bf16 with sums in f32, 16 terms.
 //
 // With g = lane / 4 and c = lane % 4, sums[4j + 2h + e] of a thread of warp w is row 16w + g + 8h, column 8j + 2c + e.

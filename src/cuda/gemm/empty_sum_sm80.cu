@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) expert_empty_sum_kernel(const __grid
   if (col >= s.cols) return;
   for (int row = static_cast<int>(blockIdx.y); row < s.rows; row += static_cast<int>(gridDim.y)) {
     if (row < s.experts.offset(0)) continue;
-    // The last expert that begins at this row or before it has it, or nobody.
+    // The row belongs to the last expert that begins at it or before, or to none.
     int expert = 0;
     for (int last = s.experts.count; expert < last;) {
       const int middle = (expert + last + 1) / 2;

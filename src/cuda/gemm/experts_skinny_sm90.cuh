@@ -34,7 +34,7 @@
 namespace octile::cuda::experts_skinny {
 
 constexpr int kTokens = 64;  // of a tile, at most
-constexpr int kFewer = 32;   // with at most so many tokens, a tile's WGMMAs are half as wide
+constexpr int kFewer = 32;   // with at most this many tokens, a tile's WGMMAs are half as wide
 constexpr int kRows = 256;   // of the weight
 constexpr int kPanels = kRows / static_cast<int>(kPanelChannels);
 constexpr int kTerms = 128;  // of a stage

@@ -10,7 +10,7 @@ namespace octile::cuda {
 // Bytes that the copy takes; none where rows are not gathered.
 std::size_t gathered_size(const GemmProblem& problem);
 void prepare_gather_rows();
-// Enqueues the copy of the experts' rows, those of nobody left out, and makes it the operands' a.
+// Enqueues the copy of the experts' rows, without rows of no expert, and makes it the operands' a.
 void gather_rows(const GemmProblem& problem, GemmOperands& operands, const Launch& launch);
 
 // Seconds that it takes on an H200.

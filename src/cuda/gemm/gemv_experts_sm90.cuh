@@ -76,7 +76,7 @@ struct ExpertGrid {
   std::int64_t most;       // of them in a block
 };
 
-// With so many blocks on an SM.
+// With this many blocks on an SM.
 inline ExpertGrid expert_grid(const GemmProblem& p, std::int64_t m, int blocks_per_sm) {
   const std::int64_t tiles = max_tiles(p, m, kExpertTokens);
   const std::int64_t row_tiles = ceil_div(p.n, kTileRows);

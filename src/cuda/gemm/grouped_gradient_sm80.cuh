@@ -58,7 +58,7 @@ inline ExpertGrid expert_grid(const GemmProblem& p, const GemmOperands& o, int r
   return g;
 }
 
-// The most tiles of a's rows that there may be, of all experts.
+// The maximum number of tiles of a's rows, of all experts.
 inline std::int64_t max_row_tiles(const GemmProblem& p, std::int64_t m, int rows_of_a) {
   return p.by_terms ? p.experts * ceil_div(m, rows_of_a) : max_tiles(p, m, rows_of_a);
 }
@@ -77,7 +77,7 @@ inline std::string reason_against_gradient(const GemmProblem& p, int rows_of_a, 
   return {};
 }
 
-// Where each row is of any expert.
+// The expected number, if rows are distributed over experts at random.
 template <class Tile>
 Cost gradient_cost(const GemmProblem& p, const TileCost& tile) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);

@@ -93,7 +93,7 @@ struct Stage {
 
 // ---- From global to shared memory.
 
-// The weight lies there in units of 16 bytes, so that the lanes of a load meet different banks:
+// The weight's order in shared memory, in units of 16 bytes, so that the lanes of a load meet different banks:
 //   packed  panels of kStep / 8 lines of 64 bytes; unit c of line l where c ^ 2 * (l / 2 % 2) would
 //   plain   rows of kStep values; with g and i a row's lane and place in that lane's rows, 128 bytes hold kLines rows
 //           of the same i and neighbouring g, and a slice of a row, one unit or two, lies where slice ^ g / kLines would
@@ -113,7 +113,7 @@ struct PlainPlace {
   }
 };
 
-// One thread's part of copying tiles of the weight: one unit of every so many panels or rows.
+// One thread's part of copying tiles of the weight: the same unit of every lines_at_once_-th panel or row.
 template <class Tile, int kWeightBits>
 class WeightFiller {
  public:
@@ -171,7 +171,7 @@ class WeightFiller {
 };
 
 // Of tiles of a: lines of a token's terms; a lane reads 8 of them, four tokens or two at once, so slice s of token i
-// lies where s ^ twist(i) would. Beyond k there are zeros: what stands in the weight there is finite.
+// lies where s ^ twist(i) would. Beyond k there are zeros; the weight is finite there.
 template <class Tile, int kElement, bool kGrouped = false>
 class TokenFiller {
  public:
@@ -340,7 +340,7 @@ class WordReader {
   int place_;
 };
 
-// The same of bytes, which are not packed: two words for each row.
+// The same for bytes, which are not packed: two words for each row.
 template <class Tile>
 class WordReader<Tile, 8> {
  public:

@@ -34,7 +34,7 @@ __device__ void load_int4_tile(std::uint32_t to, int bytes, const GemmMaps& maps
   }
 }
 
-// The same of an expert's packed weight.
+// The same for an expert's packed weight.
 __device__ inline void load_int4_panels(std::uint32_t to, const GemmMaps& maps, int term, int row, int expert,
                                         std::uint32_t full) {
   ptx::tma_load(to, maps.b, int3{term * 2, row / kPanelRows, expert}, full);
@@ -74,14 +74,14 @@ inline void set_panel_maps(std::string_view kernel, const GemmProblem& problem, 
   if (w.zeros) maps.zeros = panels(w.zeros, DType::u8);
 }
 
-// Experts' packed weights, one behind the other.
+// Experts' packed weights, one after the other.
 inline TmaStack stack_of(const GemmProblem& p, const GemmOperands& o) { return {p.experts, o.experts.b_stride}; }
 
 struct Int4Tiles {
   int rows_a, rows_b, terms;
 };
 
-// All maps but y's, for which a's stands in.
+// All maps but y's, which is set to a's.
 inline GemmMaps int4_maps(std::string_view kernel, const GemmProblem& problem, const ConstTensor& a,
                           const NibbleWeight& w, const Int4Tiles& tile, const TmaStack& experts = {}) {
   GemmMaps maps;

@@ -1,5 +1,5 @@
-// Copies s8 operands that TMA or cp.async cannot read into a form that they can. That costs 2 bytes an element at
-// memory speed; a kernel that gathers bytes itself makes the product three times slower.
+// Copies s8 operands that TMA or cp.async cannot read into a form that they can. That costs 2 bytes per element at
+// memory speed; a product that gathers bytes itself is three times slower.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace octile::cuda {
 
-// Rows begin at lines of L2 where that costs little: reading others costs the products up to a third.
+// Rows begin at lines of L2 if that costs little: otherwise the products take up to a third longer.
 inline std::int64_t repacked_pitch(std::int64_t columns) {
   const std::int64_t unit = columns < 1024 ? kTmaAlignment : 128;
   return (columns + unit - 1) / unit * unit;
@@ -23,7 +23,7 @@ inline std::size_t repacked_size(std::int64_t rows, std::int64_t columns) {
 }
 
 void prepare_repack();
-// Enqueues copies of at most two operands, one behind the other in `memory`, and makes views of them of the operands.
+// Enqueues copies of at most two operands, one after the other in `memory`, and makes views of them of the operands.
 // One of the strides of each is 1. Null: none.
 void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream);
 

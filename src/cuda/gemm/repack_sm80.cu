@@ -46,7 +46,7 @@ __device__ void store_word(std::int8_t* row, std::int64_t at, std::int64_t pitch
 // Of this block. Rows of tiles are counted along y, and what y cannot count along z.
 __device__ std::int64_t row_of_tiles() { return (std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * kTile; }
 
-// 16 bytes, as far as they lie before `end`: what lies behind may be nobody's.
+// 16 bytes, as far as they come before `end`: memory from there on may belong to another tensor.
 template <bool kWhole>
 __device__ uint4 load_unit(const std::int8_t* at, const std::int8_t* end) {
   if (kWhole || at + 16 <= end) return __ldcg(reinterpret_cast<const uint4*>(at));

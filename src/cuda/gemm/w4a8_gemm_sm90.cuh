@@ -13,7 +13,7 @@
 // helpers take the stages of the same 64 rows in turns, and pass the sums of their groups to a keeper, which folds them
 // in the order of K, and stores a tile while the helpers are at the next one.
 //
-// Of experts (packed weights alone): the tiles of all of them, each of rows of one expert. Rows that are gathered come
+// With experts (packed weights only): the tiles of all of them, each of rows of one expert. Rows that are gathered come
 // by cp.async, in both blocks of a cluster.
 //
 // Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since

@@ -61,7 +61,7 @@ struct Arguments {
   Experts experts = {};
   int first_token = 0;
   int row_tiles = 0;  // of an expert's weight
-  int room = 0;       // for so many of them at once
+  int room = 0;       // for this many of them at once
 };
 
 // token_blocks: of eight. ahead: units in flight per warp. row: a group is a whole row. experts: of experts' tokens.
@@ -412,7 +412,7 @@ void with_few_tokens(const GemmProblem& p, const Body& body) {
   body(Form<1, 16, 2, false, Unit<packed, true, zeros>, experts>());
 }
 
-// As few as take all units in as few rounds as can be.
+// As few as possible for the minimum number of rounds over all units.
 template <class F>
 int warps(int units) {
   return ceil_div(units, ceil_div(units, F::max_warps));

@@ -20,8 +20,8 @@ namespace octile::cuda::w8a16_sm80 {
 
 inline constexpr int kHalfSlice = 16;  // terms of one matrix instruction on 16-bit floats
 
-// The 16-bit operand, right: 16 rows x 16 terms as multiply_add_16 wants its `b`, 8 rows after 8. As left it would not
-// do: what one load brings of a row would go to registers that are not neighbours, 400 moves a step.
+// The 16-bit operand, right: 16 rows x 16 terms as multiply_add_16 takes its `b`, 8 rows after 8. It cannot be left:
+// the parts of a row that one load brings would go to non-adjacent registers, 400 moves a step.
 template <class Tile, int kRows, bool kOuter>
 class HalfReader {
  public:
@@ -280,7 +280,7 @@ __device__ void store_any(const Product& p, const Work& work, int2 first, std::u
 // ---- f32 and f64.
 //
 // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]), b s8, any stride. A block of 16 x 16 threads multiplies kTile rows
-// by kTile rows. Its operand tiles lie in shared memory with their rows contiguous, so that a thread reads 16 bytes at
+// by kTile rows. Its operand tiles are in shared memory with their rows contiguous, so that a thread reads 16 bytes at
 // a time; the next ones are on their way in registers.
 
 // Element (r, c) lies at data[r * row_stride + c * col_stride].

@@ -246,7 +246,7 @@ template <class F>
 using Place = SplitPlace<F::rows_a, kRowsB, 1>;
 
 // One thread: tiles of a and b, stage by stage. Each block of a pair loads half of a for both, unless they split K.
-// What follows a few rows of a is what was there: it makes columns of sums that are not stored.
+// Few rows of a are followed by stale data, whose columns of sums are not stored.
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
                               const Arguments& arguments) {

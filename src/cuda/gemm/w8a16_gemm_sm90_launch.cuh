@@ -17,7 +17,7 @@
 
 namespace octile::cuda::w8a16 {
 
-// Calls body(tile) for every tile. The middle one is compiled for channels alone.
+// Calls body(tile) for every tile. The middle one is compiled only for channels.
 template <bool channels, class Body>
 void with_each_tile(const Body& body) {
   body(WideTile());
@@ -26,7 +26,7 @@ void with_each_tile(const Body& body) {
 }
 
 // Fitted to 80 timings on an H200 (3.7 % root mean square): a step of 64 terms, and how much longer it takes where the
-// whole GPU works, which lowers the clock; a tile besides; the grid and its launch; a split in so many parts.
+// whole GPU works, which lowers the clock; a tile besides; the grid and its launch; a split in this many parts.
 template <class T>
 constexpr double kStepSeconds = T::rows_a == 256   ? 605e-9
                                 : T::rows_a == 192 ? 510e-9

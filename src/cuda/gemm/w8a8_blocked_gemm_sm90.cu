@@ -96,7 +96,7 @@ void load(const GemmProblem& p) {
   prepare_repack();
 }
 
-// What the workspace has no room to copy must suit TMA as it is. Plans quantize dY into aligned rows.
+// Operands that the workspace has no room to copy must suit TMA as they are. Plans quantize dY into aligned rows.
 bool aligned(const GemmProblem& p, const GemmOperands& o) {
   return mappable(o.a) && o.a_scale.strides[0] == 1 && (mappable(o.b) || repacks(p));
 }

@@ -26,7 +26,7 @@ struct BlockedTile {
   static constexpr int stages = cols > 128 ? 5 : 6;
   static constexpr int cluster_rows = share_b ? kClusterSize : 1;
   static constexpr int cluster_cols = share_b ? 1 : kClusterSize;
-  // Whether a warpgroup asks before it folds if the next stages are full: 9 % faster here, and 10 % slower with more
+  // Whether a warpgroup tests before folding if the next stages are full: 9 % faster here, and 10 % slower with more
   // columns.
   static constexpr bool asks_early = cols == 128;
 };
@@ -121,7 +121,7 @@ __device__ void load_operands(BlockedShared<T>& shared, Tiles tiles, const Block
   }
 }
 
-// One warp: the scales of each block's rows. A load into registers would have the consumers wait for L2 in each block.
+// One warp: the scales of each block's rows. With loads into registers, the consumers would wait for L2 in each block.
 template <class T, class Y, class Tiles>
 __device__ void load_scales(BlockedShared<T>& shared, Tiles tiles, const BlockedArguments<Y>& arguments) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

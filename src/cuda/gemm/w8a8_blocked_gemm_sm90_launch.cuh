@@ -39,7 +39,7 @@ void for_each_blocked_tile(const Body& body) {
   body(BlockedCost<BlockedTile<208, share_b>>{0.628e-6, 0.0, 0.197e-6, 1.6e-6, 4.1e-6});
 }
 
-// Of waves of tiles of so many terms.
+// Of waves of tiles of this many terms.
 template <class T>
 double products_seconds(const BlockedCost<T>& cost, const GemmProblem& p, double waves, double terms) {
   const auto block = static_cast<double>(std::max<std::int64_t>(p.a_block, 1));

@@ -124,7 +124,7 @@ TileShape search_shape(const GemmSize& s, Device device) {
   return best;
 }
 
-// A search takes the host about a microsecond, so each thread remembers its results.
+// A search takes the host about a microsecond, so each thread caches its results.
 TileShape best_shape(const GemmSize& s, Device device) {
   struct Found {
     GemmSize size = {};

@@ -44,7 +44,7 @@ struct Choice {
   double seconds = std::numeric_limits<double>::infinity();
 };
 
-// A product, as a plan is selected for it or as a run has it. Lines that are shifted are not aligned as cp.async wants
+// A product, as in the plan's selection or in a run. Shifted lines are not aligned as cp.async needs
 // them.
 struct Call {
   std::int64_t m, n, k;
@@ -69,7 +69,7 @@ struct Call {
   std::size_t size(const Choice& c) const { return (c.repacks ? copies_size() : 0) + sums_size(c.parts); }
 };
 
-// As far as a problem tells it: lines without gaps, from an aligned address on.
+// As far as the problem is known: lines without gaps, from an aligned address on.
 Call call_of(const GemmProblem& p) {
   const bool a_outer = p.a_major == Major::outer;
   const bool b_outer = p.b_major == Major::outer;
@@ -183,7 +183,7 @@ std::size_t workspace(const GemmProblem& problem) {
   return call.size(choose(call));
 }
 
-// All kernels that a run may take, which may have fewer rows and other lines than the problem tells.
+// All kernels that a run may take, which may have fewer rows and other lines than the problem.
 void load(const GemmProblem& problem) {
   for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>&) {
     if (!fits<Tile>(properties(problem.device))) return;

@@ -413,7 +413,7 @@ bool fits(const CudaDevice& gpu) {
   return kSharedBytes<Tile> <= gpu.shared_memory;
 }
 
-// Of so many blocks, each of so many terms of a tile, alone. Blocks that share an SM hide each other's waits.
+// Of this many blocks, each of this many terms of a tile, alone. Blocks that share an SM hide each other's waits.
 template <class Tile>
 double block_seconds(TileTimes times, double blocks, std::int64_t terms, bool shifted, const CudaDevice& gpu) {
   if (shifted) {

@@ -181,7 +181,7 @@ GemmOperands exchanged(GemmOperands o) {
   return o;
 }
 
-// TMA writes 16 bytes at a time, and tiles of y^T have no other way to memory.
+// TMA writes 16 bytes at a time, and tiles of y^T can be stored only by TMA.
 Size size_of(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
   return {p.m, p.n, p.k, !exchanges(problem) && bits(p.y) == 16 && p.n % 8 == 0};
@@ -245,7 +245,7 @@ void load(const GemmProblem& problem) {
   prepare_repack();
 }
 
-// What the workspace has no room to copy must suit TMA as it is.
+// Operands that the workspace has no room to copy must suit TMA as they are.
 bool aligned(const GemmProblem& problem, const GemmOperands& operands) {
   const GemmProblem p = exchanged(problem);
   const GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;

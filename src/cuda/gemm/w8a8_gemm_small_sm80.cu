@@ -1,11 +1,11 @@
-// w8a8_gemm_small_sm80, for products so small that a launch and the way to memory are most of their time:
+// w8a8_gemm_small_sm80, for products so small that the launch and memory latency take most of their time:
 //
 //   y (m, n) = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k) and b (n, k) s8 along k,
 //   lines that begin anywhere
 //
 // A block computes 16 rows and 8 * kEights columns of y, and its warps take 64 terms in turns, from global memory
-// straight into the registers of mma.sync. Which terms a lane brings matters not, as long as it brings the same ones of
-// a and of b: here 16 in a row, which lie in two aligned units of 16 bytes. In the end the warps' sums meet in shared
+// straight into the registers of mma.sync. Which terms a lane loads does not matter, as long as it loads the same ones
+// of a and of b: here 16 in a row, from two aligned units of 16 bytes. At the end the warps' sums are added in shared
 // memory.
 #include <algorithm>
 #include <cmath>
@@ -81,7 +81,7 @@ struct Line {
     return o.end - reinterpret_cast<std::uintptr_t>(o.end) % kChunk;
   }
 
-  // Behind the end: nothing that counts.
+  // Beyond the end, where values do not count.
   __device__ void load(int offset, uint4 (&units)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -43,7 +43,7 @@ void with_best_tile(const GemmProblem& p, const Body& body) {
       body);
 }
 
-// Of b with its terms in lines, those of all experts one behind the other.
+// Of b with its terms in lines, those of all experts one after the other.
 std::int64_t terms_of_b(const GemmProblem& p) {
   return p.by_terms ? max_blocks(p.experts, p.k, p.a_block) * p.a_block : p.experts * p.k;
 }
@@ -90,7 +90,7 @@ void load(const GemmProblem& p) {
   p.by_terms ? prepare_repack_terms() : prepare_repack();
 }
 
-// Plans quantize dY into aligned rows. Experts' weights lie one behind the other.
+// Plans quantize dY into aligned rows. Experts' weights lie one after the other.
 bool aligned(const GemmProblem& p, const GemmOperands& o) {
   return mappable(o.a) && o.a_scale.strides[0] == 1 && (p.by_terms || o.experts.b_stride == p.k * o.b.strides[1]) &&
          (!p.by_terms || o.experts.y_stride == p.m * o.y.strides[0]);

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRowThreads) activate_any_rows(const ActivateA
 constexpr int kTile = 128;  // rows and columns: whole lines of both matrices
 constexpr int kTileThreads = 256;
 constexpr int kPitch = kTile / 4 + 1;  // words
-// Words before row r of the tile. Four more for each 16 rows: chunks of 16 that 8 lanes read lie in different banks.
+// Words before row r of the tile. Four more for each 16 rows: chunks of 16 that 8 lanes read are in different banks.
 __device__ inline int row_place(int r) { return r * kPitch + r / 16 * 4; }
 
 template <bool kAligned>

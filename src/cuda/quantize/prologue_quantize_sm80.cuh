@@ -1,4 +1,4 @@
-// What quantizers with a prologue share: where q goes, the scale of a row, and the transpose of q.
+// Shared by quantizers with a prologue: where q goes, the scale of a row, and the transpose of q.
 #pragma once
 
 #include "cuda/device/ptx.cuh"
@@ -30,7 +30,7 @@ inline PrologueArguments prologue_arguments(const QuantizeProblem& p, const Quan
           static_cast<float*>(o.scale.data),  o.scale.row_stride};
 }
 
-// The caller's q, or one in the workspace where only the transpose is asked for.
+// The caller's q, or one in the workspace if only the transpose is requested.
 inline std::int64_t q_pitch(std::int64_t cols) { return ceil_div(cols, 128) * 128; }
 inline Tensor row_major_q(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   if (o.q.present()) return o.q;

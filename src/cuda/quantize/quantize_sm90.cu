@@ -26,8 +26,8 @@ struct BandShape {
 constexpr unsigned kThird = 64 << 10;
 constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with their other shared memory
 
-// The most shared memory of a part. A block with more than half of an SM's has the SM alone, and then 16 free SMs for a
-// cluster are certain only where that was tried: on chips with at least an H200's number of SMs.
+// The maximum shared memory of a part. A block with more than half of an SM's has the SM to itself, and then 16 free
+// SMs for a cluster are certain only where that was tried: on chips with at least an H200's number of SMs.
 unsigned max_shared(Device device) { return properties(device).sms < 132 ? kHalf : kMaxShared; }
 
 // The smallest cluster whose parts leave room for three blocks on an SM, or for as many as possible.

@@ -58,7 +58,7 @@ ScaleOutputs<Real> scale_outputs(const QuantizeOperands& o, std::int64_t per_row
           per_row};
 }
 
-// Enqueues the pass. The scales lie in the workspace, NaN for a bad segment.
+// Enqueues the pass. The scales are in the workspace, NaN for a bad segment.
 template <class T>
 SegmentScales<RealOf<T>> measure_segments(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch);
 std::size_t measure_segments_workspace(const QuantizeProblem& p);

@@ -26,7 +26,8 @@ struct Affine {
   static_assert(S::kSize > 0);  // looks at the shape
 
   Stored base{}, plane{}, row{}, column{};
-  typename E::Overflow overflow{};  // often empty, but not [[no_unique_address]]: nvcc 13.0 then loses what lies behind
+  typename E::Overflow
+      overflow{};  // often empty, but not [[no_unique_address]]: nvcc 13.0 then loses the members that follow
 
   TILE_KEEPS_ITS_TYPE(Affine)
 

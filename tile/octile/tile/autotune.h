@@ -155,9 +155,9 @@ Candidate candidate(const Launch& launch, const Choice<E, kBlocks...>& choice) {
 
 }  // namespace tuning
 
-// launch(executor, blocks...) of the fastest choice. All choices are of one device. The first is taken where nothing
-// can be measured, as while a CUDA graph is captured. A choice that cannot run, because its tiles need more shared
-// memory than there is, say, is passed over; where none can, this throws std::runtime_error with the reason of each.
+// launch(executor, blocks...) of the fastest choice. All choices are of one device. The first is taken if nothing
+// can be measured, such as while a CUDA graph is captured. A choice that cannot run (its tiles may need more shared
+// memory than there is) is skipped; if none can run, this throws std::runtime_error with the reason for each.
 template <class Launch, class First, class... More>
 TunedLaunch autotuned(const Autotune& autotune, const Launch& launch, const First& first, const More&... more) {
   return tuning::run(autotune, tuning::device_of(first.executor), tuning::may_measure(first.executor),

@@ -1,5 +1,5 @@
-// The checked executor: one program after the other on one thread, every access observed. A lane carries, beside its
-// value, whether the value is defined.
+// The checked executor: one program after the other on one thread, every access observed. With its value, a lane
+// carries whether the value is defined.
 #pragma once
 
 #include <algorithm>
@@ -226,7 +226,7 @@ class CheckedCpu::Program {
     using T = std::remove_const_t<typename P::Element>;
     using S = typename P::Shape;
     Tile<CheckedCpu, T, S> out;
-    // What is undefined is also visibly wrong.
+    // Undefined values are visibly wrong.
     if constexpr (!std::is_same_v<Other, Nothing>) {
       const T rest = scalar::Cast<T, Round::unstated>{}(other);
       std::fill_n(out.values, S::kSize, rest);
@@ -276,7 +276,7 @@ class CheckedCpu::Program {
     });
   }
 
-  // As a GPU has it: steps are staged before the bodies of earlier ones have run, and a step may be staged again. So a
+  // As on a GPU, steps are staged before the bodies of earlier ones have run, and a step may be staged again. So a
   // stage that depends on more than its step goes wrong here too.
   template <class Context, class Stages, class Steps, class Stage, class Body>
   void pipeline(Context& t, Stages stages, Steps number, Stage& stage, Body& body) {

@@ -12,7 +12,7 @@
 
 namespace octile::tile {
 
-// Lanes of a tile; a side of length 1 stands for every index.
+// Lanes of a tile; a side of length 1 applies to every index.
 struct LaneSet {
   int planes = 1, rows = 1, columns = 1;
   std::vector<bool> lanes = {true};
@@ -45,7 +45,7 @@ struct CheckedOverflow {
     if constexpr (std::is_same_v<typename A::Type, s32>) {
       if (affine.lowest() >= INT32_MIN && affine.highest() <= INT32_MAX) return;
       using S = typename A::Shape;
-      // By names: nvcc 13.0 loses half of a line that has braces in braces.
+      // Named, because nvcc 13.0 loses half of a line with nested braces.
       const std::array<int, 3> sides{S::kPlanes, S::kRows, S::kColumns};
       const std::array<s64, 4> index{affine.base, affine.plane, affine.row, affine.column};
       CheckedOverflow here;

@@ -8,7 +8,7 @@ namespace octile::tile {
 
 struct Nothing {};  // a masked load without `other`: its masked-off lanes are undefined
 
-// A load that is written down now and done by pipeline().
+// A load that is recorded now and done by pipeline().
 template <class P, class M, class Other>
 struct Fetch {
   P pointers;

@@ -27,7 +27,7 @@ struct Cuda {
   // many programs along x run side by side before the next along y.
   bool persistent = true;
   int band = 16;
-  // 2: two blocks share operands, those of neighbouring programs along x, which load what both fetch once, if they do.
+  // 2: the two blocks of neighbouring programs along x share operands: what both fetch is loaded once.
   int cluster = 1;
 
   using Layout = L;
@@ -624,7 +624,7 @@ __global__ void __launch_bounds__(E::Layout::kThreads + 128, 1)
         Context<Producer<L>> t{program};
         kernel(t, received<Producer<L>>(a)...);
       }
-      if (ring.blocks == 2) agree(ring, ~Word{0});  // nobody waits for boxes that do not come
+      if (ring.blocks == 2) agree(ring, ~Word{0});  // no one waits for boxes that never arrive
     } else if (ring.transposed_bytes > 0 && warp <= kTransposingWarps) {
       for (int i = first; i < clusters; i += step) {
         typename Transposer<L>::Program program{{}, &ring, warp - 1, {}, {counts[0], counts[1], counts[2]}};
@@ -743,7 +743,7 @@ int launch_warpgroups(const E& executor, const Grid& grid, const Plan& plan, con
 
 }  // namespace gpu
 
-// The same of warpgroups. Where they cannot run the kernel, its layout's Fallback does, and the report says why.
+// The same for warpgroups. Where they cannot run the kernel, its layout's Fallback does, and the report says why.
 template <class L, Math kMath, class Kernel, class... Args>
 requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... args) {
 #if defined(__CUDACC__)

@@ -1,6 +1,6 @@
 // Tiles that a step of a pipeline computes from what it has fetched, element by element: 16-bit operands of a product
 // of warpgroups. Such a tile holds values, as any other, and how they were computed. A product writes it to shared
-// memory from the latter, 16 bytes at a time; then nobody reads the values, and the compiler drops them.
+// memory from the latter, 16 bytes at a time; the values are then unused, and the compiler drops them.
 #pragma once
 
 #include "octile/tile/cuda_access.h"
@@ -149,7 +149,7 @@ TILE_FUNCTION Word raised_bytes(const T* bytes) {
   memcpy(&word, bytes, n);
   return std::is_same_v<T, s8> ? word ^ 0x80808080u : word;
 }
-// 1024 + u lies in the bits 0x6400 + u of a 16-bit float.
+// 1024 + u has the bits 0x6400 + u as a 16-bit float.
 template <class T, int n>
 TILE_FUNCTION Run<f16, n> halves_of_bytes(const Run<T, n>& bytes) {
   constexpr int kTogether = n % 4 == 0 ? 4 : 2;
@@ -339,7 +339,7 @@ template <class E, class T, class S, class X>
 inline constexpr bool copies_across<Computed<E, T, S, X>> = along_rows<X> < 0;
 
 // kRows x kColumns elements of an expression from (row, column) of the copy on, by kWarps warps: a lane takes runs of a
-// row, and eight lanes neighbouring rows, which lie in different banks. A warp stays in its columns where it can, so
+// row, and eight lanes neighbouring rows, which are in different banks. A warp stays in its columns where it can, so
 // that what all rows share is read once.
 template <int kWarps, int kRows, int kColumns, bool kAcross, class X, class To>
 TILE_FUNCTION void write_runs(const X& x, const To& to, int row, int column, int warp) {
@@ -393,7 +393,7 @@ TILE_FUNCTION auto copy_of(int offset) {
   }
 }
 
-// By those who multiply: if it stands on the left, each warpgroup writes its own rows of it, 64 at a time in turn.
+// By the warps that multiply: of a left operand, each warpgroup writes its own rows, 64 at a time in turn.
 template <class L, bool kLeft, class A>
 TILE_FUNCTION void write_computed(const A& a, int offset, [[maybe_unused]] int group) {
   using S = typename A::Shape;

@@ -182,7 +182,7 @@ TILE_FUNCTION void store_matrices([[maybe_unused]] const Word (&m)[4], [[maybe_u
                    : "memory"));
 }
 
-// Two 16-bit elements a lane, as a matrix of 8 x 8 lies without transposing, to the same of the matrix transposed.
+// Two 16-bit elements a lane, as a matrix of 8 x 8 lies without transposing, to the same for the matrix transposed.
 TILE_FUNCTION Word transpose_matrix([[maybe_unused]] Word word) {
 #if defined(__CUDA_ARCH__)
   Word out;

@@ -1,5 +1,5 @@
-// An executor whose tiles hold nothing: what a kernel does but for its values. The host runs kernels so to learn what
-// they need, and the warp that loads ahead, to learn what.
+// An executor whose tiles hold nothing: it runs all of a kernel except its values. The host runs kernels this way to
+// learn what they need, and the warp that loads ahead to learn what to load.
 #pragma once
 
 #include "octile/tile/cuda_staged.h"

@@ -33,7 +33,7 @@ struct Threads {
     if constexpr (kWarpBits == 0) return used;
     return (used & 7) | (used >> 5 << 3) | ((used >> 3 & 3) << (3 + kWarpBits));
   }
-  // Where bit `i` of the thread row, or column, stands in the number of the thread.
+  // Where bit `i` of the thread row, or column, is in the thread number.
   TILE_FUNCTION static constexpr int row_bit(int i) { return log2_of(Columns) + i; }
   template <int kUsed>
   TILE_FUNCTION static constexpr int column_bit(int i) {
@@ -98,8 +98,8 @@ struct Warpgroups {
   }
 };
 
-// Whether the rows of a tile lie as in the accumulator of WGMMA: bit 3 of the row counts rows of a thread, the bits
-// above it warps, and the bits above these again rows of a thread.
+// Whether the rows of a tile are distributed as in the accumulator of WGMMA: bit 3 of the row counts rows of a thread,
+// the bits above it warps, and the bits above these again rows of a thread.
 template <class L, class S>
 inline constexpr bool interleaves_rows = L::kWgmma&& S::kRows >= 2 * L::kRows;
 

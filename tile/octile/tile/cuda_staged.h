@@ -1,6 +1,6 @@
 // Tiles in shared memory: what dot reads, and what a pipeline loads ahead. Rows follow each other; what is wider than
 // 128 bytes is several panels of 128 bytes, one after the other. The 16-byte chunks of a row are permuted by the number
-// of the row, so that eight rows at one column lie in different banks: as TMA swizzles them, and WGMMA reads them.
+// of the row, so that eight rows at one column are in different banks: as TMA swizzles them, and WGMMA reads them.
 #pragma once
 
 #include "octile/tile/cuda_device.h"

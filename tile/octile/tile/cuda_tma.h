@@ -14,7 +14,7 @@
 #include "octile/tile/cuda_wgmma.h"
 
 #if defined(__CUDACC__)
-#include <cuda.h>  // types alone
+#include <cuda.h>  // types only
 #include <cudaTypedefs.h>
 #endif
 
@@ -142,7 +142,7 @@ struct Maps {
   }
 };
 
-// What tells where a box is, in registers: a map lies in the kernel's parameters, and four loads of it for each box,
+// The fields that locate a box, in registers: a map is in the kernel's parameters, and four loads of it for each box,
 // one after the other, took longer than the products of a step.
 struct Place3d {
   const TileMap* map = nullptr;
@@ -330,8 +330,8 @@ struct Probe : Hollow<Probe> {
 
 // ---- The ring of stages ----
 
-// Behind the stages lie two times the bytes that are transposed, and behind these the barriers: a full and an empty one
-// for each stage and for each time.
+// The stages are followed by two copies of the bytes that are transposed, and these by the barriers: a full and an
+// empty one for each stage and each copy.
 struct Ring {
   int memory, slot_bytes, slots;
   int copies_at, copies_bytes;                       // of operands that are copied, kCopies times
@@ -462,8 +462,8 @@ TILE_FUNCTION int from_lane([[maybe_unused]] int value, [[maybe_unused]] int lan
   return 0;
 }
 
-// A word of this block's producer for one of the other's; stops if that is another. What the host has seen of a few
-// programs, that neighbours take the same steps and share boxes, is so made sure for all.
+// Exchanges a word between the producers of two blocks; stops if they differ. The host has seen for a few programs that
+// neighbours take the same steps and share boxes; this checks it for all.
 TILE_FUNCTION void agree(Ring& ring, Word word) {
   const Word which = ring.messages & 1, parity = ring.messages >> 1 & 1, barrier = ring.message_barrier(which);
   ++ring.messages;

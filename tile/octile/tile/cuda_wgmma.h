@@ -1,5 +1,5 @@
 // dot by WGMMA, in a layout of warpgroups: f16 and bf16 summed in f32, s8 in s32, exactly. What a pipeline has loaded
-// is read where it lies, also trans() of it; f16 and bf16 tiles on the left come from registers; anything else is
+// is read in place, also trans() of it; f16 and bf16 tiles on the left come from registers; anything else is
 // copied to shared memory first. s8 and f32 (as tf32) have their terms side by side in memory, so such an operand on
 // the right whose rows are terms is transposed: s8 by the warps beside the one that loads, if a pipeline has loaded it.
 #pragma once
@@ -68,9 +68,9 @@ TILE_FUNCTION constexpr int wgmma_bytes() {
 }
 
 // Whether an operand that no pipeline has fetched is copied to memory of the step's own: such products stay in flight
-// as others do. There are kCopies of this memory. A barrier follows each copy, and whoever comes there has waited for
-// the products of the step before the last one, so nobody still reads what is written after it. Not for a sum that
-// starts with them, since that is read at once.
+// as others do. There are kCopies of this memory. A barrier follows each copy, and a thread that reaches it has waited
+// for the products of the step before the last one, so the memory that is written after it is no longer read. Not for a
+// sum that starts with them, since that is read at once.
 inline constexpr int kCopies = 3;
 template <class A>
 inline constexpr bool is_placed = false;

@@ -1,4 +1,4 @@
-// The operators of the language. Tiles broadcast; a number stands for a tile of one element.
+// The operators of the language. Tiles broadcast; a number counts as a tile of one element.
 #pragma once
 
 #include "octile/tile/mask.h"

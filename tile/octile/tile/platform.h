@@ -1,5 +1,5 @@
-// What differs between compilers: the words for functions that also run on a GPU, and where a call stands in the
-// source.
+// What differs between compilers: the keywords for functions that also run on a GPU, and the source location of a
+// call.
 #pragma once
 
 #include <version>

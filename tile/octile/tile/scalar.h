@@ -163,7 +163,7 @@ struct Abs {
   }
 };
 
-// A NaN wins, whichever side it stands on, so that a reduction does not hide it.
+// A NaN on either side is the result, so that a reduction does not hide it.
 #define TILE_EXTREME(Name, op)                              \
   struct Name {                                             \
     template <class A, class B>                             \
@@ -214,7 +214,7 @@ struct Exp2 {
   TILE_FUNCTION f32 operator()(f32 x) const {
     x = x < -152.0f ? -152.0f : x;
     x = x > 129.0f ? 129.0f : x;
-    const f32 shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x stands in the low bits
+    const f32 shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x is in the low bits
     const f32 r = x - (shifted - 12582912.0f);
     const s32 n = static_cast<s32>(bits_as<std::uint32_t>(shifted) - 0x4b400000u);
     const s32 half = n >> 1;

@@ -1,4 +1,4 @@
-// Integers and conditions as formulas, for proofs: polynomials over atoms, and what is true of them.
+// Integers and conditions as formulas, for proofs: polynomials over atoms, and facts about them.
 #pragma once
 
 #include <cstdint>
@@ -134,7 +134,7 @@ class Space {
   void atoms_of(const Term& term, std::vector<bool>& found) const;  // within others too
   void atoms_of(const Formula& formula, std::vector<bool>& found) const;
 
-  // Equal for terms that differ in the names of what programs own alone; `names` are those met so far.
+  // Equal for terms that differ only in the names of symbols that a single program owns; `names` are those met so far.
   // Functions of which nothing is known are told apart if `functions` has names for them.
   std::string signature(const Term& term, std::map<int, std::string>& names,
                         std::map<std::string, std::string>* functions = nullptr) const;

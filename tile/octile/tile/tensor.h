@@ -23,7 +23,7 @@ struct Tensor {
   std::string name;
   T* data = nullptr;
   std::vector<std::int64_t> shape;
-  std::uint8_t* written = nullptr;  // one per element, 0 where nobody has written yet; none: all are written
+  std::uint8_t* written = nullptr;  // one per element, 0 if not yet written; none: all are written
 
   std::int64_t size() const {
     std::int64_t n = 1;
