@@ -1,5 +1,5 @@
-// Files and folders that appear whole or not at all: what they replace, what they follow, and what is left of a process
-// that a signal ends.
+// Files and folders that appear completely or not at all: what they replace, which links they follow, and what a
+// process killed by a signal leaves behind.
 #include "base/output.h"
 
 #include <fcntl.h>
@@ -45,7 +45,7 @@ class OutputTest : public testing::Test {
   fs::path folder_;
 };
 
-// The text of what `work` throws, "" if nothing.
+// The message of the exception that `work` throws; "" if it throws none.
 template <class Work>
 std::string error_of(const Work& work) {
   try {
@@ -56,7 +56,7 @@ std::string error_of(const Work& work) {
   return {};
 }
 
-// In a process of its own: how it ended, as waitpid says it. Its exit status is what `work` returns.
+// Runs `work` in a child process and returns its waitpid status. The child exits with what `work` returns.
 int status_of(const std::function<int()>& work) {
   const pid_t child = fork();
   if (child == 0) _exit(work());
@@ -67,7 +67,7 @@ int status_of(const std::function<int()>& work) {
 
 constexpr int kEnding[] = {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGALRM, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGBUS};
 
-// Of the process that the test is in, some may be ignored.
+// The test's own process may ignore some of them.
 void restore_signals() {
   for (const int number : kEnding) std::signal(number, SIG_DFL);
   std::signal(SIGXFSZ, SIG_DFL);
@@ -150,7 +150,7 @@ TEST_F(OutputTest, WritesIntoAPipe) {
   close(reader);
 }
 
-// What is printed before and after the page stays, as it would for a pipe.
+// Text printed before and after the page stays, as it would in a pipe.
 TEST_F(OutputTest, WritesIntoTheFileThatIsTheStandardOutput) {
   const fs::path path = folder_ / "f";
   fs::create_symlink("/proc/self/fd/1", folder_ / "stdout");  // as /dev/stdout, which the test must not risk
@@ -193,7 +193,7 @@ TEST_F(OutputTest, RefusesToReplaceWhenAsked) {
   EXPECT_EQ(files(), 2u);
 }
 
-// Links that somebody has put where the names of temporary files could be guessed.
+// Links planted under names that a temporary file could be expected to have.
 TEST_F(OutputTest, FollowsNoLinkThatWasPlanted) {
   const std::string process = std::to_string(getpid());
   write_file(folder_ / "victim", "kept");
@@ -224,7 +224,7 @@ TEST_F(OutputTest, ReplacesOnlyFilesByFilesAndFoldersByFolders) {
   EXPECT_EQ(files(), 4u);
 }
 
-// What comes into the old folder through a descriptor after it was checked is in no list of what goes.
+// A file that appears in the old folder, through a descriptor, after the folder was listed must not be removed.
 TEST_F(OutputTest, RemovesOnlyWhatWasChecked) {
   fs::create_directories(folder_ / "out" / "sub");
   write_file(folder_ / "out" / "sub" / "x", "old");
@@ -242,7 +242,7 @@ TEST_F(OutputTest, RemovesOnlyWhatWasChecked) {
 
 // ---- Signals ----
 
-// A folder with all that can be in one, while it is written.
+// Writes a folder with every kind of entry.
 struct Unfinished {
   explicit Unfinished(const fs::path& target) : folder(target, Temporary::Kind::folder, 0777) {
     folder.add_folder("sub", 0777);
@@ -272,7 +272,7 @@ TEST_F(OutputTest, ASignalThatEndsTheProcessLeavesNothing) {
   }
 }
 
-// As between fork and exec of a program that is started.
+// Like a program between fork and exec.
 TEST_F(OutputTest, ASignalToAForkRemovesNothing) {
   const int status = status_of([&] {
     restore_signals();
@@ -310,7 +310,7 @@ TEST_F(OutputTest, TheLimitOfAFilesSizeIsAnError) {
   EXPECT_EQ(files(), 0u);
 }
 
-// Its entries have names then that are about to be those of the old folder's.
+// At that moment the new folder's entries still have temporary names.
 TEST_F(OutputTest, ASignalWhileAFolderIsReplacedTakesOneOfTheTwo) {
   for (const bool passes : {true, false}) {
     fs::remove_all(folder_ / "out");

@@ -1,4 +1,4 @@
-// Philox-4x32-10 against the published vectors, and what the rounding makes of its words.
+// Philox-4x32-10 against the published vectors, and the rounding made from its words.
 #include "base/philox.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ using Words = std::array<std::uint32_t, 4>;
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox_4x32_10(0, 0), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  // All ones fills the upper half of the counter too, so it pins the spelling above, which in turn pins the library's.
+  // All ones fills the upper half of the counter too. It checks the generator above, which in turn checks the
+  // library's.
   EXPECT_EQ(philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
 

@@ -25,7 +25,7 @@
 namespace octile::cpu {
 namespace {
 
-// Each part adds 1 to its own counter: every part must run once, and its writes must be seen by the caller.
+// Each part adds 1 to its own counter: every part must run once, and the caller must see its writes.
 std::vector<int> counts_of(int threads, std::int64_t parts) {
   std::vector<int> counts(static_cast<std::size_t>(parts));
   parallel_for(threads, parts, [&](std::int64_t part) { ++counts[static_cast<std::size_t>(part)]; });
@@ -114,7 +114,7 @@ TEST(ThreadPool, NamesTheThreadOfAPart) {
   }
 }
 
-// Pools of a program: one with a thread for each task, and one that has but the caller's.
+// Pools of one program: one with a thread for each task, and one with only the caller's thread.
 std::atomic<int> tasks_run = 0;
 void on_new_threads(std::int32_t tasks, Task task, void* context) {
   std::vector<std::thread> threads;
@@ -166,7 +166,7 @@ TEST(ThreadPool, ThreadsOfAnotherPoolHaveTheirOwnRounding) {
 }
 
 TEST(ThreadPool, WorkersDoNotInheritTheRoundingOfTheirMaker) {
-  // More threads than any test before has asked for, so that some are made here.
+  // More threads than any earlier test asked for, so that some are created here.
   constexpr int kThreads = 24;
   std::fesetround(FE_UPWARD);
   std::atomic<int> upward = 0;
@@ -201,7 +201,7 @@ TEST(FloatEnvironment, LeavesTheStickyFlags) {
 #if defined(__unix__) && !defined(__SANITIZE_THREAD__)
 constexpr int kNoLimit = 77;
 
-// Of a child that may have no thread but its own.
+// Runs in a child that may not create threads.
 int work_without_threads() {
   const rlimit one{1, 1};
   if (setrlimit(RLIMIT_NPROC, &one) != 0 || (geteuid() == 0 && setuid(65534) != 0)) return kNoLimit;
@@ -228,7 +228,7 @@ TEST(ThreadPool, WorksWhereTheSystemGivesNoThreads) {
 }
 
 #if defined(__linux__)
-// In a child, whose pool is new: the caller is bound to one core and another thread to a second one, as OpenMP does it.
+// In a child, which has a new pool: the caller is bound to one core and another thread to a second one, as by OpenMP.
 int cores_of_a_worker(int first, int second) {
   const auto bind = [](int core) {
     cpu_set_t cores;
@@ -280,7 +280,7 @@ TEST(ThreadPool, WorkersAreNotBoundWithTheirCaller) {
 }
 #endif
 
-// TSan does not follow a fork of a process with threads.
+// TSan does not follow a fork of a multithreaded process.
 TEST(ThreadPool, WorksInAForkedChild) {
   counts_of(4, 100);
   const pid_t child = fork();

@@ -11,7 +11,7 @@
 namespace octile {
 namespace {
 
-// The value of a binary float of 16 bits, from its fields.
+// The value of a 16-bit binary float, from its fields.
 double value_of(std::uint16_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
@@ -94,7 +94,7 @@ void check_midpoints(std::uint16_t largest, float above_largest) {
 
 TEST(Half, RoundsToNearestTiesToEven) { check_midpoints<Half>(0x7bff, 65536.0f); }
 
-// Above the largest bfloat16 lies 2^128, which f32 cannot hold; the midpoint below it, 2^128 - 2^119, it can.
+// Above the largest bfloat16 comes 2^128, which f32 cannot hold; it can hold the midpoint below that, 2^128 - 2^119.
 TEST(BFloat16, RoundsToNearestTiesToEven) {
   for (std::uint32_t bits = 0; bits < 0x7f7fu; ++bits) {
     const float middle = std::bit_cast<float>((bits << 16) | 0x8000u);
@@ -143,8 +143,8 @@ TEST(BFloat16, HandValues) {
   EXPECT_EQ(BFloat16(std::numeric_limits<float>::denorm_min()).bits, 0x0000);
 }
 
-// The compiler's own binary16, over a lattice of all exponents and of the mantissa bits around the rounding position.
-// Clang 14 has the macro and not the type.
+// The compiler's own binary16, for all exponents and the mantissa bits around the rounding position.
+// Clang 14 has the macro but not the type.
 #if defined(__FLT16_MAX__) && (!defined(__clang__) || __clang_major__ >= 15)
 TEST(Half, AgreesWithTheCompilersConversion) {
   for (std::uint32_t high = 0; high < 0x10000u; ++high) {

@@ -1,4 +1,4 @@
-// The calibrator and SmoothQuant against plain loops; what smoothing recovers; the static W8A8 plan that it is for.
+// The calibrator and SmoothQuant against plain loops, what smoothing recovers, and the static W8A8 plan that uses it.
 #include "octile/smooth_quant.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::vector<float> normal(std::int64_t count, unsigned seed, float size = 1) {
   return values;
 }
 
-// The texts that an error must contain, and its status.
+// The status of an error, and the texts that it must contain.
 void expect_error(const std::function<void()>& call, Status status, const std::vector<std::string>& texts) {
   try {
     call();
@@ -158,7 +158,7 @@ TEST(Calibrator, Merges) {
   for (int j = 0; j < 5; ++j) diagonal = std::max(diagonal, wanted[at(6 * j)]);
   for (std::size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(sum[i], wanted[i], 2 * 8 * 0x1p-53 * diagonal);
 
-  // Two that saw the same: the sums are twice as large, for twice as many rows.
+  // Two calibrators that saw the same rows: the sums double, and so does the number of rows.
   const std::vector<float> more = normal(300 * 5, 4);
   Calibrator one({.features = 5}), two({.features = 5});
   one.observe(matrix<const float>(more.data(), 300, 5));
@@ -208,7 +208,7 @@ TEST(Calibrator, ExcessEqualsPlainLoopsHoweverTheRowsAreSplit) {
   }
 }
 
-// Estimated from some rows, it is what others do within a half.
+// The excess estimated from some rows predicts that of other rows within 50 %.
 TEST(Calibrator, ExcessForetellsWhatOtherRowsExceedBy) {
   const std::int64_t k = 128;
   for (const std::int64_t rows : {256, 1024, 4096}) {
@@ -225,7 +225,7 @@ TEST(Calibrator, ExcessForetellsWhatOtherRowsExceedBy) {
     EXPECT_NEAR(excess[0] / (count / all), 1, 0.5) << rows;
     EXPECT_NEAR(excess[1] / (square / all), 1, 0.5) << rows;
   }
-  // Nothing was there to compare with: of independent rows, with an exponential tail of mean 1 / (ln(rows) + 0.58).
+  // Too few rows to compare: the value for independent rows, with an exponential tail of mean 1 / (ln(rows) + 0.58).
   Calibrator few({.features = k});
   const std::vector<float> x = normal(100 * k, 8);
   EXPECT_EQ(excess_of(few), (std::vector<float>{0, 0}));
@@ -284,7 +284,7 @@ TEST(Smoothing, FactorsAreTheFormula) {
       const double xj = std::max(static_cast<double>(x[j]), static_cast<double>(1e-5f));
       const double wj = std::max(static_cast<double>(w[j]), static_cast<double>(1e-5f));
       const double wanted = std::max(std::pow(xj, alpha) / std::pow(wj, 1 - alpha), static_cast<double>(1e-5f));
-      // One rounding to f32, and far less before it.
+      // One rounding to f32; the errors before it are far smaller.
       EXPECT_NEAR(s[j], wanted, wanted * (0x1p-24 + 1e-13)) << "alpha " << alpha << " channel " << j;
       EXPECT_EQ(inverse[j], 1 / s[j]);
       wanted_largest = std::max(wanted_largest, x[j] * inverse[j]);
@@ -395,8 +395,8 @@ TEST(Smoothing, Rejects) {
 
 // ---- The search, and what smoothing recovers ----
 
-// A layer behind a LayerNorm: inputs of lognormal channel sizes. `outliers` of its channels come in `factor` times as
-// large, and the weight takes them in at one over it: the layer's function is the same.
+// A layer behind a LayerNorm: inputs with lognormal channel sizes. `outliers` of the channels are `factor` times as
+// large, and their weights are divided by it: the layer computes the same function.
 struct Layer {
   std::int64_t m = 192, n = 96, k = 400;
   std::vector<float> x, w, channel_max;
@@ -443,7 +443,7 @@ TEST(SmoothQuant, RecoversWhatInjectedOutliersCost) {
   EXPECT_GE(recovered, 0.9);
 }
 
-// What a search says is what a user's own steps give: factors, a smoothed and quantized weight, LinearPlan.
+// A search reports what a user's own steps give: factors, a smoothed and quantized weight, LinearPlan.
 TEST(SmoothQuant, TheSearchMeasuresWhatIsServed) {
   const Layer layer(4, 50);
   for (const auto activation :
@@ -508,7 +508,7 @@ TEST(SmoothQuant, TheSearchMeasuresWhatIsServed) {
           noise += e * e, signal += wanted * wanted;
         }
       }
-      // The search has Y in f32: off by about sqrt(k) 2^-24 of it, against an error of 1e-3 of it and more.
+      // The search has Y in f32: a relative error of about sqrt(k) 2^-24, beside quantization's of 1e-3 and more.
       EXPECT_NEAR(result.error, noise / signal, 1e-3 * noise / signal) << name(activation) << " " << name(format);
     }
   }
@@ -543,7 +543,7 @@ TEST(SmoothQuant, SecondMomentsTellNearlyWhatTheRowsTell) {
   }
 }
 
-// What a static layer loses on unseen rows is rounding and clamping, and the search adds an estimate of the clamping.
+// On unseen rows a static layer loses by rounding and clamping; the search adds an estimate of the clamping.
 TEST(SmoothQuant, ErrorsHaveWhatUnseenRowsExceedTheMaximaBy) {
   const Layer layer(4, 50);
   const SmoothingSearchDescription d = layer.description(Activation::static_per_tensor);
@@ -593,25 +593,25 @@ TEST(SmoothQuant, ErrorsHaveWhatUnseenRowsExceedTheMaximaBy) {
     EXPECT_NEAR(with[at(step)] - plain[at(step)], wanted, 1e-5 * wanted) << step;
   }
 
-  // Rows alone, where the excess is not known: the one of independent rows.
+  // Only the rows are known, not the excess: the value for independent rows is used.
   SmoothingSearchDescription of_rows = d;
   of_rows.calibration_rows = 192;
   std::vector<double> modelled(21);
   search(of_rows, modelled, false);
   EXPECT_GT(modelled[20], plain[20]);
-  // A scale of the row itself clamps nothing.
+  // A scale taken from the row itself clamps nothing.
   search(layer.description(Activation::dynamic_per_token), dynamic, false);
   search(layer.description(Activation::dynamic_per_token), dynamic_with, true);
   EXPECT_EQ(dynamic, dynamic_with);
 }
 
-// Gaussian channels of about the same size, few rows: no smoothing is better. Outliers: smoothing is, with any rows.
+// Gaussian channels of about the same size, few rows: not smoothing is better. Outliers: smoothing always is.
 TEST(SmoothQuant, TheSearchSaysWhetherSmoothingIsWorthIt) {
   for (const float outliers : {1.0f, 50.0f}) {
     const Layer layer(4, outliers);
     SmoothingSearchDescription d = layer.description(Activation::static_per_tensor);
     SmoothingSearchArgs args = {.weight = layer.weight(), .input_channel_max = layer.maxima(), .x = layer.rows()};
-    EXPECT_TRUE(search_smoothing(d, args).smooth);  // nothing is known of unseen rows
+    EXPECT_TRUE(search_smoothing(d, args).smooth);  // unseen rows are not estimated
     d.calibration_rows = 8;
     const SmoothingSearchResult result = search_smoothing(d, args);
     EXPECT_EQ(result.smooth, outliers > 1);
@@ -645,7 +645,7 @@ TEST(SmoothQuant, TheSearchGivesTheSameBitsWithAnyNumberOfThreads) {
   EXPECT_EQ(seen[0], seen[2]);
 }
 
-// An alpha whose W * s is beyond the weight's type is not chosen, and its error is infinite.
+// An alpha for which W * s overflows the weight's type is not chosen, and its error is infinite.
 TEST(SmoothQuant, AnAlphaThatTheWeightsTypeCannotHoldIsNotChosen) {
   const std::vector<float> x = normal(16 * 8, 1, 1e6f);
   const std::vector<Half> w(4 * 8, Half(1.0f));
@@ -757,9 +757,9 @@ TEST(SmoothQuant, TheSearchRejects) {
 
 // ---- The static W8A8 plan ----
 
-// X passed in s8, one scale for all of it in the description and no tensor for it, the bias fused. The plan keeps
-// nothing: what a kernel of the CPU asks for is where it lays X out for its instructions, and with any other scale it
-// asks for as much; the reference and the GPU's kernels lay out nothing.
+// X passed in s8, one scale for all of it given in the description instead of a tensor, the bias fused. Such a plan
+// needs no scratch for quantizing. CPU kernels ask for space to rearrange X, as much as with any other scale; the
+// reference and the GPU kernels rearrange nothing.
 TEST(StaticW8A8, TakesQuantizedRowsAndOneScaleWithoutScratchOfItsOwn) {
   constexpr std::int64_t kM = 5, kN = 7, kK = 33;
   std::mt19937 generator(1);
@@ -815,7 +815,7 @@ TEST(StaticW8A8, QuantizesWithTheStaticScaleInside) {
   constexpr std::int64_t kM = 6, kN = 5, kK = 40;
   std::vector<float> x = normal(kM * kK, 4);
   x[kK + 3] = 1e30f;      // clamped
-  x[2 * kK] = kInfinity;  // spoils its own row
+  x[2 * kK] = kInfinity;  // makes its own row NaN
   const std::vector<float> multiplier = normal(kK, 5), scale = normal(kN, 6), bias = normal(kN, 7);
   std::vector<std::int8_t> w(kN * kK), xq(kM * kK);
   for (std::size_t i = 0; i < w.size(); ++i) w[i] = static_cast<std::int8_t>(static_cast<int>(i * 37 % 255) - 127);

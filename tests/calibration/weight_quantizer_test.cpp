@@ -1,4 +1,4 @@
-// quantize_weight against a plain twin, bit for bit: one loop per step of octile/weight_quantizer.h, no blocks, no
+// quantize_weight against a simple version, bit for bit: one loop per step of octile/weight_quantizer.h, no blocks, no
 // threads, no vectors.
 #include "octile/weight_quantizer.h"
 
@@ -83,7 +83,7 @@ Scale plain_scale(const Description& d, const std::vector<float>& w, int step) {
   return {s, static_cast<int>(std::clamp(z, static_cast<float>(levels.low), static_cast<float>(levels.high)))};
 }
 
-// Of the rounding errors of one row, as the header of the search states it: by w * (1 / s), in 16 lanes of f32.
+// One row's rounding error as the search's header defines it: by w * (1 / s), in 16 lanes of f32.
 double plain_error(const Description& d, Scale scale, const std::vector<float>& w, const std::vector<float>& h) {
   const Levels levels = levels_of(d);
   float sums[16] = {};
@@ -321,7 +321,7 @@ void expect_equal(Outputs& out, const Result& wanted) {
   EXPECT_EQ(out.scale.back(), -5.0f);
 }
 
-// Inputs that lean on their neighbours, channels of very different size, two of them dead.
+// Inputs correlated with their neighbours, and channels of very different sizes, two of them dead.
 Problem problem(const Description& d, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
@@ -405,7 +405,7 @@ TEST(WeightQuantizer, TakesEveryFloatType) {
   std::vector<BFloat16> bfloat;
   std::vector<double> wide;
   for (float& w : p.w) {
-    w = static_cast<float>(BFloat16(static_cast<float>(Half(w))));  // what all of them hold exactly
+    w = static_cast<float>(BFloat16(static_cast<float>(Half(w))));  // exact in every type
     half.emplace_back(w), bfloat.emplace_back(w), wide.push_back(static_cast<double>(w) * (1 + 0x1p-40));
   }
   const Result wanted = plain(p);
@@ -422,7 +422,7 @@ TEST(WeightQuantizer, TakesEveryFloatType) {
 }
 
 TEST(WeightQuantizer, NearestHasTheBitsOfQuantizePlan) {
-  // Symmetric s4 takes -8 in, which the plan leaves out.
+  // Without symmetric s4, which here includes -8; the plan never produces that.
   for (const WeightFormat& weight :
        {WeightFormat::s8_per_channel, WeightFormat{DType::s8, Granularity::group, 32},
         WeightFormat{DType::s8, Granularity::group, 128}, WeightFormat{DType::s4, Granularity::group, 0, true},
@@ -502,7 +502,7 @@ TEST(WeightQuantizer, NothingAtAll) {
   }
 }
 
-// A dead channel takes part in nothing: the others are rounded as if it were not there.
+// A dead channel has no influence: the others are rounded as if it were not there.
 TEST(WeightQuantizer, DeadChannelsAreRoundedToNearestAndChangeNothing) {
   const Description d{.n = 4, .k = 40, .method = WeightMethod::error_feedback, .clip_steps = 1};
   Problem p = problem(d, 31);
@@ -538,7 +538,7 @@ TEST(WeightQuantizer, DeadChannelsAreRoundedToNearestAndChangeNothing) {
 struct Layer {
   std::int64_t n = 128;
   std::int64_t k = 256;
-  std::vector<double> h, fresh;  // of the calibration rows, of other rows
+  std::vector<double> h, fresh;  // of the calibration rows, and of other rows
   std::vector<float> w;
 };
 
@@ -591,7 +591,7 @@ TEST(WeightQuantizer, GainsOverNearest) {
     const char* what;
     Description d;
     double clip,
-        feedback;  // dB over a scale of the extremes at least; what was measured is in docs/explanation/smooth-quant.md
+        feedback;  // dB, at least, over a scale of the extremes; docs/explanation/smooth-quant.md has the measurements
   };
   const auto group = [](std::int64_t size, bool zero_point) {
     return Description{.weight = {DType::s4, Granularity::group, size, zero_point}};
@@ -664,7 +664,7 @@ TEST(WeightError, EqualsThePlainSum) {
       if (i == 1) args.importance = vector<const float>(importance.data(), d.k);
       const WeightError error = weight_error(d, args);
       // H and E are rounded to f32 (2^-24 each), and a sum of k terms in f32 is off by less than (k + 3) 2^-24 of the
-      // sum of their magnitudes, of which E's is below W's.
+      // sum of their magnitudes. E's sum is below W's.
       const double bound = static_cast<double>(d.k + 6) * 0x1p-24 * (i == 0 ? magnitude : signal[i]);
       EXPECT_NEAR(error.noise, noise[i], bound) << text(d) << " " << i;
       EXPECT_NEAR(error.signal, signal[i], bound) << text(d) << " " << i;
@@ -793,7 +793,7 @@ TEST(BadWeightQuantizer, Values) {
   expect_error([](Bad& b) { b.p.h[64 * 9 + 2] = std::nan(""); }, invalid, {"second_moments[2, 9]"});
   // Fewer rows than columns, and no damping: singular.
   expect_error([](Bad& b) { b.d.damping = 0; }, invalid, {"not positive definite", "damping = 0", "column"});
-  // Symmetric, and no sum of squares.
+  // Symmetric, but not positive semidefinite.
   expect_error([](Bad& b) { b.p.h[64 * 2 + 9] = b.p.h[64 * 9 + 2] = 1e6; }, invalid, {"not positive definite"});
 }
 

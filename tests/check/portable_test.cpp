@@ -1,6 +1,6 @@
-// The portable rows, which run at every instruction set: each of this machine's, with 1, 2 and 7 threads, must give the
-// oracle's bits, and float sums the same bits with any number of threads and for a row alone. So must the rows of
-// bf16 for AVX-512 BF16 and AMX.
+// The portable rows run at every instruction set. At each that this machine has, with 1, 2 and 7 threads, they must
+// give the oracle's bits, and float sums the same bits with any number of threads and for a row alone. So must the bf16
+// rows for AVX-512 BF16 and AMX.
 #include <gtest/gtest.h>
 
 #include "check/sweep.h"
@@ -27,7 +27,7 @@ TEST_P(PortableTest, AtEveryInstructionSet) {
   if (!portable && !sweep.rows().front().info.reason.empty()) GTEST_SKIP() << sweep.rows().front().info.reason;
   sweep.run({});
   for (const check::Failure& f : sweep.failures()) ADD_FAILURE() << f.row << ": " << f.parameters << "\n  " << f.what;
-  if (!portable) {  // a part of their task's cases
+  if (!portable) {  // part of their task's cases
     EXPECT_GE(sweep.passed(), options.every > check::kQuick ? 5 : 25);
     return;
   }

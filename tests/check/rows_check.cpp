@@ -1,5 +1,5 @@
 // `octile check` for sanitizers and emulators, without the command, whose libraries take long to compile.
-// octile_rows_check [--every N] [--threads N] [--no-reference] [ROW]...: a row that is named must pass at least one
+// octile_rows_check [--every N] [--threads N] [--no-reference] [ROW]...: each ROW that is named must pass at least one
 // case.
 #include <charconv>
 #include <cstdio>

@@ -15,7 +15,7 @@
 
 namespace octile::checkpoint {
 
-// A folder of its own, removed afterwards.
+// A temporary folder, removed afterwards.
 struct Folder {
   Folder() {
     std::string name = (std::filesystem::temp_directory_path() / "octile-XXXXXX").string();
@@ -93,7 +93,7 @@ inline Values normal(const std::string& name, std::vector<std::int64_t> shape, u
   std::int64_t count = 1;
   for (const std::int64_t extent : shape) count *= extent;
   for (std::int64_t i = 0; i < count; ++i) {
-    // The sum of three uniform ones is normal enough, and the same everywhere.
+    // The sum of three uniform values is normal enough, and the same on every system.
     float sum = 0;
     for (int j = 0; j < 3; ++j) sum += static_cast<float>(random() >> 8) * 0x1p-24f - 0.5f;
     result.values.push_back(sum);

@@ -1,4 +1,4 @@
-// SmoothQuant in checkpoints: that folding changes nothing, and where it is not done.
+// SmoothQuant in checkpoints: folding does not change the model, and where it is not done.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace octile::checkpoint {
 namespace {
 
-// x goes through norm, layers and the next layers as before: (norm / s) * (W * s).
+// x goes through the norm, the layers and the next layers as before: (norm / s) * (W * s).
 TEST(Quantize, FoldsWithoutChangingTheModel) {
   for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
     const Model model(type);
@@ -31,7 +31,7 @@ TEST(Quantize, FoldsWithoutChangingTheModel) {
         const std::vector<float> old_weight = before.values(layer + ".weight"), new_weight = weight_of(after, layer);
         const std::vector<float> scale = after.values(layer + ".weight_scale");
         const std::int64_t k = before.get(layer + ".weight").shape[1];
-        if (!norm || layer.ends_with("up_proj") || layer.ends_with("v_proj")) continue;  // looked at below
+        if (!norm || layer.ends_with("up_proj") || layer.ends_with("v_proj")) continue;  // checked below
         for (std::size_t i = 0; i < old_weight.size(); ++i) {
           const auto row = i / static_cast<std::size_t>(k), j = i % static_cast<std::size_t>(k);
           // Half a step of the quantizer (and the rounding of bf16 scales), through the norm.
@@ -39,12 +39,12 @@ TEST(Quantize, FoldsWithoutChangingTheModel) {
                       0.75f * scale[row] * std::fabs(new_norm[j]))
               << layer << " " << i;
         }
-        // The loud channels have become quiet: their factor is far above the others'.
+        // The outlier channels have shrunk: their factor is far above the others'.
         EXPECT_GT(std::fabs(old_norm[3] / new_norm[3]), 3 * std::fabs(old_norm[4] / new_norm[4]));
         EXPECT_LT(after.values(layer + ".input_scale")[0], 50.0f / 127);
       }
     }
-    // What the second layer's columns are multiplied by, the first one's rows are divided by.
+    // The second layer's columns are multiplied by what the first one's rows are divided by.
     const std::tuple<const char*, const char*, const char*> pairs[] = {
         {"post_attention_layernorm", "mlp.up_proj", "mlp.down_proj"},
         {"input_layernorm", "self_attn.v_proj", "self_attn.o_proj"}};
@@ -88,7 +88,7 @@ TEST(Quantize, FoldsOnlyWhereItIsExact) {
     EXPECT_NE(report.not_smoothed[0].reason.find(reason), std::string::npos) << report.not_smoothed[0].reason;
     EXPECT_EQ(Checkpoint::open(model.out).values(kBlock + "input_layernorm.weight"), model.tensors[1].values);
   }
-  // v reads what q and k read: if it stays as it is, so must they.
+  // v reads the same input as q and k: if it stays as it is, so must they.
   const Model model;
   QuantizeOptions options;
   options.calibration = model.calibration;
@@ -123,7 +123,7 @@ TEST(Quantize, FoldsIntoValuesWhereHeadsDoNotShareThem) {
       << grouped.others[0].layer << ": " << grouped.others[0].reason;
 }
 
-// What the file says of a group's tensors is checked before the factors go anywhere.
+// A group's tensors are checked before any of them is scaled.
 TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
   const auto quantize = [](const Values& extra, ElementType type = ElementType::f32) {
     const Model model(type);
@@ -137,7 +137,7 @@ TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
     options.smoothing = Smoothing{};
     QuantizeReport report = model.quantize(options);
     const Checkpoint after = Checkpoint::open(model.out);
-    if (after.get(extra.name).type == extra.type) {  // not quantized: then nothing has been done to it
+    if (after.get(extra.name).type == extra.type) {  // not quantized, so unchanged
       const Bytes bytes = after.bytes(extra.name);
       EXPECT_EQ(std::vector<std::byte>(bytes.begin(), bytes.end()), bytes_of(extra)) << extra.name;
     }
@@ -161,7 +161,7 @@ TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
   EXPECT_EQ(reason(quantize({norm + ".weight", {kHidden}, std::vector<float>(kHidden, 1), ElementType::s64})),
             "there is no float input_layernorm.weight of one or two dimensions");
 
-  // One of the layers that read the norm is wider than the others.
+  // One of the layers behind the norm is wider than the others.
   const QuantizeReport wide = quantize(normal(kBlock + "self_attn.k_proj.weight", {kHidden, 2 * kHidden}, 1));
   ASSERT_EQ(wide.not_smoothed.size(), 3u);
   for (const NotSmoothed& layer : wide.not_smoothed) {
@@ -170,7 +170,7 @@ TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
         << layer.reason;
   }
 
-  // A quotient that its type cannot hold: these factors are below 1.
+  // A quotient that overflows its type: these factors are below 1.
   Values large = bias({kHidden}, kHidden, ElementType::f16);
   large.values[5] = 65504;
   EXPECT_NE(reason(quantize(large, ElementType::f16)).find(".bias, divided, does not fit F16: element 5 is 65504"),
@@ -182,7 +182,7 @@ TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
   EXPECT_NE(reason(quantize(large, ElementType::f16)).find("element 5 is nan"), std::string::npos);
 }
 
-// What unseen rows exceed the maxima by decides whether a search smooths at all, where a scale is static.
+// With a static scale, the excess of unseen rows over the maxima decides whether a search smooths at all.
 TEST(Quantize, TheSearchMayFindThatNoSmoothingIsBest) {
   const Model model;
   QuantizeOptions options{.activation = Activation::static_per_tensor, .overwrite = true};
@@ -211,7 +211,7 @@ TEST(Quantize, TheSearchMayFindThatNoSmoothingIsBest) {
     EXPECT_ERROR(model.quantize(options), "input_excess = (");
   }
   write_calibration(model.calibration, model.tensors, true, {kBlock + "self_attn.q_proj.input_excess", {}}, {0, 0});
-  EXPECT_NO_THROW(model.quantize(options));  // as of a file from before
+  EXPECT_NO_THROW(model.quantize(options));  // as in older files
 }
 
 TEST(Quantize, SearchesAndFeedsBack) {
@@ -224,9 +224,9 @@ TEST(Quantize, SearchesAndFeedsBack) {
   EXPECT_EQ(report.smoothed.size(), 4u);
   write_calibration(model.calibration, model.tensors, false);
   options.overwrite = true;
-  EXPECT_ERROR(model.quantize(options), "has no input_second_moments; octile.calibrate(");  // the feedback's
+  EXPECT_ERROR(model.quantize(options), "has no input_second_moments; octile.calibrate(");  // for the feedback
   options.method = WeightMethod::nearest;
-  EXPECT_ERROR(model.quantize(options), "has no input_second_moments; octile.calibrate(");  // the search's
+  EXPECT_ERROR(model.quantize(options), "has no input_second_moments; octile.calibrate(");  // for the search
   const std::string down = kBlock + "mlp.down_proj";
   write_calibration(model.calibration, model.tensors, true, {down + ".input_second_moments", {}});
   EXPECT_ERROR(model.quantize(options), "has no input_second_moments for \"" + down + "\", which the search for alpha");

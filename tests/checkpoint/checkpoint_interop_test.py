@@ -64,7 +64,7 @@ def compare(a, b):
 
 
 def calibration_of(model, tokens, path):
-    """What octile.calibration writes of the inputs that these tokens give."""
+    """The calibration file that octile.calibration writes for these tokens."""
     tensors = {}
 
     def watch(name):
@@ -163,12 +163,12 @@ class OursIsRead(unittest.TestCase):
         with torch.no_grad():
             for dtype, name in self.reports:
                 if name == "w4a16-zero":
-                    continue  # Transformers 5.23 with compressed-tensors 0.20 wants zero points unpacked, in its own too
+                    continue  # Transformers 5.23 with compressed-tensors 0.20 expects zero points unpacked, even its own
                 with self.subTest(dtype=dtype, name=name):
                     loaded = AutoModelForCausalLM.from_pretrained(self.root / f"{dtype}-{name}", dtype="auto").eval()
                     model = self.models[dtype]
                     if "w8a8" not in name:
-                        # Four bits of weights that meet an outlier channel lose 4 to 18 dB by the draw. What they read
+                        # Four-bit weights that meet an outlier channel lose 4 to 18 dB, depending on the draw. The loaded model
                         # is compared with the float model that has those weights.
                         model = copy.deepcopy(model)
                         for layer, weight in decompressed(self.root / f"{dtype}-{name}")[0].items():
@@ -176,12 +176,12 @@ class OursIsRead(unittest.TestCase):
                     expected = model(self.tokens).logits.double()
                     logits = loaded(self.tokens).logits.double()
                     decibels = 10 * (expected.square().sum() / (expected - logits).square().sum()).log10().item()
-                    # The package quantizes and dequantizes inputs and weights. 8 bits, of data within a few times its
-                    # rms, are good for 35 dB and more; two layers and two operands cost some.
+                    # The package quantizes and dequantizes inputs and weights. 8 bits give 35 dB and more for data within a
+                    # few times its rms; two layers and two operands cost some.
                     self.assertGreater(decibels, 40 if "a16" in name else 20)
 
     def test_a_head_that_shares_the_embedding_stays_as_it_is(self):
-        """It is in no file, and a Linear all the same."""
+        """It is in no file, but it is a Linear."""
         torch.manual_seed(3)
         sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
         config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
@@ -208,7 +208,7 @@ class OursIsRead(unittest.TestCase):
             name = f"model.layers.{block}.self_attn.q_proj"
             step = after[f"{name}.weight_scale"] * after[norm].abs()
             error = (weights[name] * after[norm] - before[f"{name}.weight"] * before[norm]).abs()
-            # Half a step, and what the products round.
+            # Half a step, and the products' rounding.
             self.assertTrue((error <= 0.501 * step).all())
 
 
@@ -259,7 +259,7 @@ class TheirsIsRead(unittest.TestCase):
                     self.expect_equal(state, weight, pathlib.Path(folder))
 
     def test_awq(self):
-        """An AWQ layer, which that package converts to its own layout."""
+        """An AWQ layer, which the compressed-tensors package converts to its own layout."""
         torch.manual_seed(3)
 
         def words(*shape):

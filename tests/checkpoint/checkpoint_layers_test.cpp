@@ -1,4 +1,4 @@
-// Which tensors are linear layers, and what is refused of quantized ones.
+// Which tensors are linear layers, and which quantized ones are refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -78,8 +78,8 @@ TEST(Layers, AreFoundByNameAndShape) {
   EXPECT_EQ(reason_of(chosen, "encoder.query"), "not in --only");
 }
 
-// A reader of the result is told of the matrices that stay as they are: some of those that names speak against are
-// linear. Not of embeddings that are known for such: vLLM 0.10 takes them for linear layers then, and stops.
+// The result lists the matrices that stay in float, since some whose names rule them out are linear. It leaves out
+// known embeddings: vLLM 0.10 would take them for linear layers and stop.
 TEST(Layers, MatricesThatAreLeftMayBeLinear) {
   const Folder folder;
   const Checkpoint model =
@@ -97,7 +97,7 @@ TEST(Layers, MatricesThatAreLeftMayBeLinear) {
   }
 }
 
-// A side of 0 and another of any length have no bytes: nothing may be made as large as they say, or counted through.
+// A tensor with a side of 0 has no bytes, however long the other is: nothing may allocate or loop over that length.
 TEST(Layers, EmptyOnesAreLeft) {
   const Folder folder;
   constexpr std::int64_t kHuge = std::int64_t{1} << 40;
@@ -127,7 +127,7 @@ TEST(Layers, OfGpt2AreLeft) {
   EXPECT_EQ(reason_of(find_layers(model), "h.0.attn.c_proj"), "this architecture stores it (IN, OUT)");
 }
 
-// A file with words, which write_file does not know.
+// Writes 32-bit words, which write_file cannot.
 void write_words(const std::filesystem::path& path,
                  const std::vector<std::pair<TensorSpec, std::vector<std::int32_t>>>& all,
                  const std::vector<Values>& values) {
@@ -192,7 +192,7 @@ TEST(Layers, OtherWidthsAndVersionsAreRefused) {
   EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)), "3 bits; only 4 are read");
 }
 
-// What Python refuses too, in these words: tests/torch/checkpoint_test.py and awq_gptq_test.py have all of them.
+// Python refuses these too, with the same messages; tests/torch/checkpoint_test.py and awq_gptq_test.py test them all.
 TEST(Layers, AreWhatTheConfigSays) {
   const Folder folder;
   const auto error = [&](const std::string& config) {
@@ -240,7 +240,7 @@ TEST(Layers, AreWhatTheConfigSays) {
   EXPECT_NE(pack(good, R"(,"ignore":["w"])").find("it is quantized, and quantization_config ignores \"w\""),
             std::string::npos);
 
-  // An integer matrix that is no layer, beside what is quantized.
+  // An integer matrix that is not a layer, beside quantized ones.
   write_words(folder.path / "model.safetensors",
               {{{"w.weight_packed", ElementType::s32, {2, 4}}, std::vector<std::int32_t>(8, 0x12345678)}},
               {{"w.weight_scale", {2, 2}, {1, 2, 3, 4}},

@@ -1,4 +1,4 @@
-// What the layouts of quantized weights hold.
+// The layouts of quantized weights.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ TEST(Layouts, Awq) {
 }
 
 TEST(Layouts, Gptq) {
-  const Levels levels = {8, 64, 32};  // no zero point of these is 0
+  const Levels levels = {8, 64, 32};  // none of their zero points is 0
   Gptq gptq(levels);
   std::vector<std::int32_t> order;
   for (std::int32_t i = 0; i < 64; ++i) order.push_back(i / 32);
@@ -91,7 +91,7 @@ TEST(Layouts, LinearPlanRunsAPuzzlesWeight) {
         sum += term;
         magnitude += std::fabs(term);
       }
-      // An f32 sum of 64 products: each of them, its dequantization and 64 additions round, each by at most 2^-24.
+      // An f32 sum of 64 products: each product, its dequantization and 64 additions round, each by at most 2^-24.
       EXPECT_NEAR(y[static_cast<std::size_t>(m * 8 + n)], sum, 68 * 0x1p-24 * magnitude);
     }
   }
@@ -137,7 +137,7 @@ TEST(Layouts, LinearPlanRunsInt8InGroups) {
           magnitude += std::fabs(static_cast<double>(values[k]) * row[k]);
           levels += std::fabs(static_cast<double>(values[k]));
         }
-        // Float sums round as in the test above; inputs rounded to levels are off by half a step of max / 127 each.
+        // Float sums round as in the test above; quantized inputs are off by half a step of max / 127 each.
         const double bound = 132 * 0x1p-24 * magnitude + (activation == Activation::none ? 0 : max / 254 * levels);
         EXPECT_NEAR(y[static_cast<std::size_t>(m * kN + n)], sum, bound) << name(activation) << " " << m << ", " << n;
       }
@@ -236,7 +236,7 @@ TEST(Layouts, RefuseWhatHasNoMeaning) {
   EXPECT_ERROR(from_awq(bad), "(16, 64) cannot be in groups of 24");
   bad.n = std::int64_t{1} << 40;
   EXPECT_ERROR(from_pack_quantized(bad), "cannot be in groups");
-  bad.n = bad.k = std::int64_t{1} << 62;  // the number of words is none that fits
+  bad.n = bad.k = std::int64_t{1} << 62;  // the number of words overflows
   EXPECT_ERROR(from_pack_quantized(bad), "cannot be in groups");
   EXPECT_ERROR(from_awq(bad), "cannot be in groups");
   EXPECT_ERROR(from_gptq(bad, {}, 1), "cannot be in groups");

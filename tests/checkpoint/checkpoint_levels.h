@@ -1,4 +1,4 @@
-// Weights in the layouts that files keep them in, each word put together by hand.
+// Weights in the layouts of checkpoint files, each word put together by hand.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace octile::checkpoint {
 
-// Levels and zero points as the layouts have them, 0..15, and scales; by position.
+// Levels and zero points, 0..15, and scales, by position.
 struct Levels {
   std::int64_t n, k, group;
   std::int64_t groups() const { return k / group; }
@@ -30,7 +30,7 @@ struct Levels {
   }
 };
 
-// (rows, cols) of words, nibble i of each being the element that `nibble` returns.
+// (rows, cols) of words, whose nibble i is the element that `nibble` returns.
 inline std::vector<std::int32_t> words(std::int64_t rows, std::int64_t cols,
                                        const std::function<std::uint32_t(std::int64_t, std::int64_t, int)>& nibble) {
   std::vector<std::int32_t> result;
@@ -67,7 +67,8 @@ inline void expect_levels(const QuantizedWeight& weight, const Levels& levels) {
   }
 }
 
-inline constexpr int kAwqOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};  // of the eight outputs in a word, the lowest nibble first
+inline constexpr int kAwqOrder[] = {0, 2, 4, 6,
+                                    1, 3, 5, 7};  // the order of the eight outputs in a word, from the lowest nibble
 
 struct Awq {
   explicit Awq(const Levels& l)

@@ -1,4 +1,4 @@
-// A small model in a folder of its own, with a calibration, for the tests of quantize_checkpoint.
+// A small model in a temporary folder, with a calibration, for the tests of quantize_checkpoint.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace octile::checkpoint {
 inline constexpr std::int64_t kHidden = 64, kInner = 96;
 inline const std::string kBlock = "model.layers.0.";
 
-// A block of LLaMA's, with what stands around it.
+// A LLaMA block, and the tensors around it.
 inline std::vector<Values> llama(ElementType type = ElementType::f32) {
   std::vector<Values> tensors = {normal("model.embed_tokens.weight", {10, kHidden}, 1, type),
                                  normal(kBlock + "input_layernorm.weight", {kHidden}, 2, type),
@@ -30,7 +30,8 @@ inline std::vector<Values> llama(ElementType type = ElementType::f32) {
   return tensors;
 }
 
-// Inputs of which one channel in sixteen is a hundred times the others. `instead`: a tensor's values; none: without it.
+// Inputs in which one channel in sixteen is a hundred times as large. `instead` replaces a tensor's values; none drops
+// it.
 inline void write_calibration(const std::filesystem::path& path, const std::vector<Values>& tensors,
                               bool moments = true, const std::pair<std::string, std::vector<float>>& instead = {},
                               const std::vector<float>& excess = {}) {

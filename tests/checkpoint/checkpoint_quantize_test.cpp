@@ -1,4 +1,4 @@
-// quantize_checkpoint: what is written, that it is all or nothing, and what is refused.
+// quantize_checkpoint: what it writes, that it writes all or nothing, and what it refuses.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ TEST(Quantize, WritesEveryFormat) {
         }
         Difference difference;
         difference.add(weight_of(before, layer.name), read_weight(after, layer));
-        // Every weight is off by half a step at most, and by what the scale's rounding moves the level: 2^-9 of 127 or
+        // Every weight is off by at most half a step, plus the level's shift by the scale's rounding: 2^-9 of 127 or
         // 7 levels. In 4 bits the largest may be clipped, by less than a step.
         const std::vector<float> scales = after.values(scale);
         const float largest = *std::max_element(scales.begin(), scales.end());
@@ -60,7 +60,7 @@ TEST(Quantize, WritesEveryFormat) {
         const auto found =
             std::find_if(reports.begin(), reports.end(), [&](const LayerReport& r) { return r.name == layer.name; });
         ASSERT_NE(found, reports.end());
-        EXPECT_EQ(found->sqnr, difference.sqnr());  // what is reported is what the file gives
+        EXPECT_EQ(found->sqnr, difference.sqnr());  // the report agrees with the file
         EXPECT_GT(found->sqnr, options.weight.type == DType::s4 ? 15 : 35);
       }
       for (const char* const name : {"model.embed_tokens.weight", "lm_head.weight"})
@@ -100,7 +100,7 @@ struct Experts {
   // Row r of an expert's gate, or up.
   std::int64_t channel(bool up, std::int64_t r) const { return alternate ? 2 * r + up : up * kInner + r; }
 
-  // The weight and the bias, as the layout says.
+  // The weight and the bias, in the given layout.
   std::pair<std::vector<float>, std::vector<float>> expected(std::int64_t e, const std::string& part) const {
     const bool down = part == "down_proj";
     const Values &weight = tensors[down ? 0 : 2], &bias = tensors[down ? 1 : 3];
@@ -216,7 +216,7 @@ TEST(Quantize, RefusesNamesOfExpertsThatAreThere) {
   }
 }
 
-// Values whose squares leave f64 are told apart all the same, in any order.
+// Values whose squares overflow or underflow f64 are still told apart, in any order.
 TEST(Measure, DifferencesOfTinyAndHugeValues) {
   const std::vector<double> tiny = {1e-300, -3e-300}, zeros = {0, 0}, one = {1, 2}, near = {1, 2.5}, huge = {1e300, 0};
   Difference difference;
@@ -417,7 +417,7 @@ TEST(Quantize, KeepsTheConfigsOtherBytes) {
   EXPECT_ERROR(spelt.quantize(), "\"quantization_config\" is there already");
 }
 
-// "ignore" of what is written of the model with other tensors, without spaces.
+// The "ignore" list, without spaces, that is written for the model with other tensors.
 std::string ignored(const Model& model, const std::vector<Values>& tensors) {
   write_file(model.in / "model.safetensors", tensors);
   model.quantize();
@@ -434,7 +434,7 @@ TEST(Quantize, TellsWhatStaysInFloat) {
   EXPECT_EQ(ignored(model, tensors), R"(["embed_proj","lm_head"])");
 }
 
-// The model makes them of the embedding, and what loads it would look for their scales.
+// The model makes these heads from the embedding. A loader would look for their scales.
 TEST(Quantize, TellsOfHeadsThatAreInNoFile) {
   const auto tied = [](const char* more) {
     const Model model;
@@ -465,7 +465,7 @@ TEST(Quantize, RefusesValues) {
   write_file(model.in / "model.safetensors", tensors);
   EXPECT_ERROR(model.quantize(), "mlp.down_proj\": the weight is nan at (1, 2)");
   EXPECT_EQ(files_in(model.folder.path), 2u);
-  // A static scale that the calibration cannot give.
+  // A static scale that the calibration does not provide.
   write_file(model.in / "model.safetensors", model.tensors);
   std::vector<Values> calibration;
   for (const Values& tensor : model.tensors) {
@@ -480,7 +480,7 @@ TEST(Quantize, RefusesValues) {
   options.activation = Activation::static_per_tensor;
   options.calibration = model.calibration;
   EXPECT_ERROR(model.quantize(options), "is nan at channel 0, which is no maximum");
-  for (Values& tensor : calibration) {  // a NaN among numbers, wherever it stands
+  for (Values& tensor : calibration) {  // a NaN among numbers, in any tensor
     std::fill(tensor.values.begin(), tensor.values.end(), 1.0f);
     tensor.values[1] = std::nanf("");
   }
@@ -500,7 +500,7 @@ TEST(Quantize, RefusesValues) {
   EXPECT_EQ(files_in(model.folder.path), 2u);
 }
 
-// A norm that is 0 takes any factor, and the weight's column then leaves f16.
+// A norm weight of 0 accepts any factor, and the layer's column then overflows f16.
 TEST(Quantize, WritesNoScaleThatReadersRefuse) {
   const Model model(ElementType::f16);
   std::vector<Values> tensors = model.tensors;
@@ -521,7 +521,7 @@ TEST(Quantize, LeavesNothingWhenItIsStopped) {
   QuantizeOptions options;
   options.calibration = model.calibration;
   options.smoothing = Smoothing{.search = true};
-  constexpr int kSmoothing = 4 * (1 + 21);  // each of four groups is told of before each of its alphas
+  constexpr int kSmoothing = 4 * (1 + 21);  // each of four groups is reported before each of its alphas
   for (int stop = 0;; stop += stop < kSmoothing - 10 ? 7 : 1) {
     int calls = 0;
     try {

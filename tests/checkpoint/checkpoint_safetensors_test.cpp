@@ -67,7 +67,7 @@ TEST(SafetensorsReader, ReadsAnEmptyHeader) { EXPECT_EQ(error_of("{}", 0), ""); 
 struct BadHeader {
   std::string header;
   std::size_t data_bytes;
-  std::string says;  // a part of the error
+  std::string says;  // part of the error
 };
 
 TEST(SafetensorsReader, RefusesHeaders) {
@@ -167,7 +167,7 @@ TEST(SafetensorsReader, NamesInMessagesHaveNoControlCharacters) {
   EXPECT_NE(error.find("a?[2J?"), std::string::npos) << error;
   EXPECT_EQ(printable(std::string(300, 'x')).size(), 203u);
   EXPECT_EQ(printable(std::string(199, 'x') + "\xc3\xa9"), std::string(199, 'x') + "...");
-  // What a terminal obeys: of ASCII, of Latin 1 (0x9b is ESC [), marks of direction, and bytes that are no UTF-8.
+  // Terminal control characters: of ASCII, of Latin 1 (0x9b is ESC [), direction marks, and bytes that are not UTF-8.
   const std::pair<std::string, const char*> cases[] = {
       {"a\nb\x7f", "a?b?"},
       {std::string("\0", 1), "?"},
@@ -267,7 +267,7 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   EXPECT_EQ(names, (std::vector<std::string>{"none", "a", "b", "z"}));
   EXPECT_EQ(read.bytes(*read.find("b"))[7], std::byte{7});
   EXPECT_EQ(files_in(folder.path), 1u);
-  EXPECT_THROW(write(specs, false), FileError);  // it is there
+  EXPECT_THROW(write(specs, false), FileError);  // it exists
   EXPECT_EQ(read_all(path), first);
   EXPECT_EQ(files_in(folder.path), 1u);
 }
@@ -277,7 +277,7 @@ TEST(SafetensorsWriter, LeavesNothingUnfinished) {
   const auto path = folder.path / "a";
   {
     SafetensorsWriter writer(path, {{"a", ElementType::f32, {2}}}, {});
-    EXPECT_EQ(files_in(folder.path), 1u);  // its temporary name
+    EXPECT_EQ(files_in(folder.path), 1u);  // the temporary file
     EXPECT_FALSE(std::filesystem::exists(path));
     const std::vector<std::byte> data(9);
     writer.append("a", Bytes(data).first(4));
@@ -290,7 +290,7 @@ TEST(SafetensorsWriter, LeavesNothingUnfinished) {
   EXPECT_THROW(SafetensorsWriter(path, {{"__metadata__", ElementType::f32, {2}}}, {}), FileError);
   EXPECT_THROW(SafetensorsWriter(path, {{"a", ElementType::f32, {-1}}}, {}), FileError);
   EXPECT_THROW(SafetensorsWriter(folder.path / "none" / "a", {}, {}), FileError);
-  EXPECT_THROW(SafetensorsWriter(path, {{"\xff", ElementType::f32, {2}}}, {}), FileError);  // no UTF-8
+  EXPECT_THROW(SafetensorsWriter(path, {{"\xff", ElementType::f32, {2}}}, {}), FileError);  // not UTF-8
   EXPECT_THROW(SafetensorsWriter(path, {}, {{"a", "\xff"}}), FileError);
   EXPECT_EQ(files_in(folder.path), 0u);
 }
@@ -334,7 +334,7 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
     EXPECT_NE(error().find(says), std::string::npos) << index << "\ngives: " << error();
   }
   write(R"({"weight_map":{"a":"1.safetensors"}})");
-  EXPECT_EQ(error(), "");  // 2.safetensors is no part of the model
+  EXPECT_EQ(error(), "");  // 2.safetensors is not part of the model
   write_file(folder.path / "2.safetensors", {{"b", {1}, {3}}, {"c", {1}, {3}}});
   write(R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
   EXPECT_NE(error().find("lacks \"c\", which is in 2.safetensors"), std::string::npos) << error();

@@ -1,4 +1,4 @@
-// Where quantize_checkpoint writes, what it replaces, and what it does not take.
+// Where quantize_checkpoint writes, what it replaces, and which targets it refuses.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -12,7 +12,7 @@
 #include "checkpoint_levels.h"
 #include "checkpoint_model.h"
 
-// A file system that does not know the flags of a rename, or refuses it. In the place of the C library's function.
+// Replaces the C library's function: a file system that does not know the flags of a rename, or refuses it.
 namespace {
 constexpr unsigned kNoReplace = 1, kExchange = 2;
 int refused_with = 0, refused = 0;
@@ -85,7 +85,7 @@ TEST(Quantize, WritesWhereLinksAndSlashesLead) {
   EXPECT_EQ(files_in(model.folder.path), 4u);
 }
 
-// What comes into the folder while its successor is written is not lost.
+// A file added to the folder while its replacement is written is not lost.
 TEST(Quantize, LooksAgainAtWhatItReplaces) {
   const Model model;
   model.quantize();
@@ -101,7 +101,7 @@ TEST(Quantize, LooksAgainAtWhatItReplaces) {
   EXPECT_EQ(files_in(model.folder.path), 3u);
 }
 
-// By device and inode: what is read must not be in what is replaced, whatever the paths are.
+// By device and inode: nothing that is read may lie in what is replaced, whatever the paths are.
 TEST(Quantize, RefusesAnOutThatHoldsWhatIsRead) {
   const Model model;
   QuantizeOptions options;
@@ -145,14 +145,14 @@ TEST(Quantize, RefusesToReplaceTheCalibration) {
   options.calibration = model.calibration;
   const std::string before = read_all(model.calibration);
   EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", model.calibration, options), "it is what is read");
-  // Under a name that would pass for one of IN's.
+  // Under a name that could be one of IN's.
   std::filesystem::rename(model.calibration, model.out / "tokenizer.json");
   options.calibration = model.out / "tokenizer.json";
   EXPECT_ERROR(quantize_checkpoint(model.in, model.out, options), "tokenizer.json in it is read");
   EXPECT_EQ(read_all(model.out / "tokenizer.json"), before);
 }
 
-// A snapshot in a model cache is a folder of links to files elsewhere; nothing of the cache changes.
+// A snapshot in a model cache is a folder of links to files elsewhere. The cache must not change.
 TEST(Quantize, ReadsFoldersOfLinks) {
   const Model model;
   const auto cache = model.folder.path / "cache", snapshot = cache / "snapshots" / "main";
@@ -171,7 +171,7 @@ TEST(Quantize, ReadsFoldersOfLinks) {
   EXPECT_EQ(read_all(model.out / "tokenizer.json"), read_all(cache / "blobs" / "tokenizer.json"));
   EXPECT_EQ(read_all(model.out / "1_Pooling" / "config.json"), "{}");
   EXPECT_ERROR(quantize_checkpoint(snapshot, cache, options), "in it does not come from");
-  // A link to OUT's file is replaced, and what it leads to stays.
+  // A link to OUT's file is replaced, and its target stays.
   std::filesystem::remove(model.out / "tokenizer.json");
   std::filesystem::create_symlink(model.calibration, model.out / "tokenizer.json");
   quantize_checkpoint(snapshot, model.out, options);
@@ -203,7 +203,7 @@ TEST(Quantize, AFolderIsReplacedByAFolderAndAFileByAFile) {
   refuses("config.json in it does not come from");
 }
 
-// A lone file onto a pipe, or onto a device where the test may make one.
+// A single file onto a pipe, or onto a device where the test may make one.
 TEST(Quantize, ReplacesRegularFilesOnly) {
   const Model model;
   const auto target = model.folder.path / "target";
@@ -240,7 +240,7 @@ TEST(Quantize, KeepsPermissions) {
   EXPECT_EQ(mode(model.out / "1_Pooling"), 0755u);  // so that it can be filled, and removed again
   EXPECT_EQ(mode(model.out / "1_Pooling" / "config.json"), 0400u);
   set(model.in / "1_Pooling", 0755);
-  // A lone file, and what was private before.
+  // A single file, and one that was private before.
   QuantizeOptions options;
   options.overwrite = true;
   const auto file = model.folder.path / "q";
@@ -267,7 +267,7 @@ TEST(Quantize, ReplacesWhereFileSystemsCannotExchange) {
   for (const int error : {EINVAL, ENOSYS}) {
     const RenamesRefused refused(error, kNoReplace | kExchange);
     model.quantize(options);
-    EXPECT_EQ(refused.count(), 2);  // the file into its folder, the folder into its place
+    EXPECT_EQ(refused.count(), 2);  // the file into its folder, then the folder into its place
     EXPECT_EQ(Checkpoint::open(model.out).config().format, "pack-quantized");
     EXPECT_EQ(files_in(model.folder.path), 3u);
   }
@@ -284,7 +284,7 @@ TEST(Quantize, ReplacesWhereFileSystemsCannotExchange) {
   EXPECT_EQ(files_in(model.folder.path), 3u);
 }
 
-// A temporary name that somebody has taken is theirs.
+// A temporary name that is taken is left alone.
 TEST(Quantize, TakesNothingThatIsThere) {
   const Model model;
   const std::string process = std::to_string(getpid());

@@ -181,7 +181,7 @@ class QuantizeTest(Case):
         self.assertEqual(json_fields.undocumented(document, "compare"), [])
 
     def test_weights_too_small_for_the_smallest_scale(self):
-        """Compared with the values in the file: what f32 cannot hold is no zero."""
+        """Compared with the values in the file: what f32 cannot hold does not become zero."""
         values = struct.unpack("<2048f", floats(2048, 7))
         path, out = self.root / "in.safetensors", self.root / "out.safetensors"
         tensors = {
@@ -280,14 +280,14 @@ class QuantizeTest(Case):
             if process.returncode == 130:
                 self.assertIn("interrupted; nothing is left", errors)
                 interrupted += 1
-            else:  # before the command has come to listen
+            else:  # before the command handles signals
                 self.assertEqual(process.returncode, -signal.SIGINT)
         self.assertGreater(interrupted, 0)
         self.assertEqual(process.returncode, 0)
         self.good("compare", self.model, self.out)
 
     def test_ctrl_c_twice_ends_at_once(self):
-        """In the middle of a layer that takes many seconds; before a shard is opened, so that nothing is left either."""
+        """In the middle of a layer that takes many seconds; before a shard is opened, so that nothing is left behind."""
         size = 1536
         block = floats(1 << 14, 5)
         moments = b"".join(bytes(4 * i) + struct.pack("<f", 1) + bytes(4 * (size - 1 - i)) for i in range(size))
@@ -317,7 +317,7 @@ class QuantizeTest(Case):
                     began = time.monotonic()
                     process.send_signal(signal.SIGINT)
                 self.assertEqual(process.wait(timeout=60), -signal.SIGINT)
-            if heard:  # else it was before the command has come to listen
+            if heard:  # otherwise the command did not handle signals yet
                 break
         self.assertTrue(heard)
         self.assertLess(time.monotonic() - began, 1)
@@ -325,7 +325,7 @@ class QuantizeTest(Case):
 
 
 class EndTest(Case):
-    """Signals that come while a temporary folder is there."""
+    """Signals that come while a temporary folder exists."""
 
     def setUp(self):
         super().setUp()
@@ -397,7 +397,7 @@ class DamagedTest(Case):
             self.assertIn("?[2J?", text)
 
     def test_reasons_that_would_move_the_cursor(self):
-        """The name of a layer that the calibration lacks, and of one that reads the same input, in the reasons."""
+        """The reasons name the layer that the calibration lacks, and one that reads the same input."""
         block = "\x1b[2J.self_attn."
         tensors = {f"{block}{part}.weight": matrix(32, 32, 1) for part in ("q_proj", "v_proj", "o_proj")}
         write_safetensors(self.model / "model.safetensors", tensors)
@@ -507,13 +507,13 @@ class TimeTest(Case):
             return time.monotonic() - began
 
         for command in COMMANDS:
-            # Eight times as many take eight times as long; the square would be 64 times.
+            # Eight times the size takes eight times as long; quadratic would be 64 times.
             few = min(seconds(2500, command) for _ in range(2))
             self.assertLess(seconds(20000, command), 20 * few, command)
 
 
 def hostile_json(kind, size):
-    """About `size` bytes of JSON that parsers may take long for."""
+    """About `size` bytes of JSON that is slow for a bad parser."""
     def many(piece, before="", behind=""):
         return before + ",".join(piece.format(i) for i in range(max(size // (len(piece) + 6), 1))) + behind
 
@@ -541,7 +541,7 @@ HOSTILE += ("strings of 1 kB", "escapes", "numbers", "one number", "arrays of ar
 
 
 def write_hostile(folder, where, text):
-    """A checkpoint in a folder that has the text in the file `where`; returns the path to read."""
+    """A checkpoint in a folder, with this text in the file `where`; returns the path to read."""
     tensors = {"a.weight": matrix(2, 2, 1)}
     path = folder / "model.safetensors"
     if where == "header":
@@ -606,7 +606,7 @@ class MemoryTest(Case):
         for arguments in (["quantize", self.model, self.out, "--format", "w8a8"], ["compare", self.model, self.out]):
             command = [sys.executable, "-c", script, COMMAND, *map(str, arguments)]
             most = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
-            # A layer as a file and as f32, twice for what compares, its levels, and the program; the model is 192 MiB.
+            # A layer from the file and as f32, twice when comparing, its levels, and the program; the model is 192 MiB.
             self.assertLess(most, 90 << 20, arguments)
 
 

@@ -29,7 +29,7 @@ def octile(*arguments, **options):
 
 
 def rows(**values):
-    """The kernel table, or the rows of it that have these values."""
+    """The kernel table, or its rows that have these values."""
     table = json.loads(octile("info", "--json").stdout)["kernels"]
     return [row for row in table if all(row[key] == value for key, value in values.items())]
 
@@ -41,7 +41,7 @@ class Case(unittest.TestCase):
         return done.stdout
 
     def bad(self, status, *arguments, says=(), **options):
-        """The command fails with this status, and one line on the standard error that holds all of `says`."""
+        """The command fails with this status and one line on standard error that contains all of `says`."""
         done = octile(*arguments, **options)
         self.assertEqual(done.returncode, status, done)
         self.assertRegex(done.stderr, r"\Aoctile: [^\n]+\n\Z")
@@ -76,7 +76,7 @@ class HelpTest(Case):
 
 
 class ManualTest(Case):
-    """What the command says of itself: the page of the documents, the man page, completion."""
+    """The command's own documentation: the reference page, the man page, completion."""
 
     def verbs(self):
         return re.findall(r"^## octile (.*)$", self.good("manual", "markdown"), re.MULTILINE)
@@ -105,7 +105,7 @@ class ManualTest(Case):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def complete(self, script, *words):
-        """What the script's shell, bash or zsh, proposes for the last of the words."""
+        """What the script's shell, bash or zsh, suggests for the last of the words."""
         shell = script.suffix[1:]
         before = "autoload -U compinit && compinit -D -u;" if shell == "zsh" else ""
         after = "emulate sh;" if shell == "zsh" else ""
@@ -126,8 +126,8 @@ class ManualTest(Case):
                 self.assertEqual(self.complete(script, "octile", "che"), ["check"])
                 self.assertEqual(self.complete(script, "octile", "check", "--device", ""), ["cpu", "cuda"])
                 self.assertEqual(self.complete(script, "octile", "check", "--qu"), ["--quick", "--quiet"])
-                self.assertEqual(self.complete(script, "octile", "check", "--seed", ""), [])  # then the shell proposes files
-                self.assertEqual(self.complete(script, "octile", "bench", "--filter", "check", "--dig"), [])  # a value is no verb
+                self.assertEqual(self.complete(script, "octile", "check", "--seed", ""), [])  # the shell then suggests files
+                self.assertEqual(self.complete(script, "octile", "bench", "--filter", "check", "--dig"), [])  # a value is not a verb
                 self.assertEqual(self.complete(script, "octile", "completion", "f"), ["fish"])
                 self.assertNotIn("manual", self.complete(script, "octile", ""))
             for shell in ("zsh", "fish"):
@@ -210,7 +210,7 @@ class InfoTest(Case):
         self.assertEqual(len(names), len(set(names)))
         for row in document["kernels"]:
             self.assertNotEqual(row["available"], bool(row["reason"]), row)
-            operation = row["operation"].removesuffix("m")  # a gemv is the gemm of few rows
+            operation = row["operation"].removesuffix("m")  # a gemv is a gemm with few rows
             self.assertTrue(row["name"].startswith(operation), row)
 
     def test_octile_isa_forces_a_narrower_instruction_set(self):
@@ -245,7 +245,7 @@ class InfoTest(Case):
     def test_isas_are_those_that_the_kernel_tells(self):
         flags = re.search(r"(?m)^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text()).group(1).split()
         for isa, usable in json.loads(self.good("info", "--json"))["cpu"]["isas"].items():
-            if isa == "avx_vnni_int8":  # kernels tell of it only lately
+            if isa == "avx_vnni_int8":  # older kernels do not report it
                 continue
             self.assertEqual(usable, isa.replace("sse4.1", "sse4_1") in flags, isa)
 
@@ -271,7 +271,7 @@ class JsonTest(Case):
 
 @unittest.skipIf(resource is None, "no limits on this system")
 class LimitsTest(Case):
-    """What a container or a job system may grant a process, and the verbs that must do with it."""
+    """What a container or a job system may limit, and the verbs that must work within it."""
 
     def test_a_small_stack(self):
         def limit():
@@ -281,7 +281,7 @@ class LimitsTest(Case):
         self.good("check", "--quick", "--threads", "2", *arch, preexec_fn=limit)
 
     def test_no_threads(self):
-        """Nothing limits the processes of root, so the command is then someone else's."""
+        """Limits do not apply to root's processes, so the command runs as another user."""
         def limit():
             resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
             if os.geteuid() == 0:
@@ -320,7 +320,7 @@ class CheckTest(Case):
         self.bad(2, "check", "--device", "cuda", "--kernel", "reference", says=["reference", "cuda", "octile info"])
 
     def test_digests(self):
-        """A row's digest depends on its bits alone, which are those of every exact row of its operation."""
+        """A row's digest depends only on its bits, which equal those of every exact row of its operation."""
         def digests(*arguments):
             done = self.good("check", "--quick", "--digest", "--kernel", *arguments)
             return dict(re.findall(r"(?m)^digest (\w+) ([0-9a-f]{16})$", done))
@@ -341,7 +341,7 @@ class CheckTest(Case):
 
 
 class CudaTest(Case):
-    """Where there is a GPU its rows are checked and timed; elsewhere the reason is told."""
+    """Where there is a GPU its rows are checked and timed; elsewhere the reason is given."""
 
     def setUp(self):
         info = json.loads(self.good("info", "--json"))
@@ -355,7 +355,7 @@ class CudaTest(Case):
                 self.assertEqual(row["reason"], self.reason, row)
 
     def test_each_operation_has_a_benchmark(self):
-        """Without a GPU no row's benchmarks are made, and a missing one would stop all of them on a GPU."""
+        """Without a GPU no row's benchmarks are built, so one that is missing would only show on a GPU."""
         if not self.rows:
             self.skipTest(self.reason)
         table = (SOURCE / "cli" / "bench" / "cases.cpp").read_text().split("kGpuCases[] = {")[1].split("};")[0]
@@ -428,7 +428,7 @@ class BenchTest(Case):
         self.assertTrue(all("_backward_dx_" in line["name"] for line in lines))
 
     def test_chosen_leaves_reference_rows_out(self):
-        """What plans choose instead of s8_gradient_quantize on a CPU quantizes dY in two steps, which K = 0 leaves out."""
+        """On a CPU, what plans choose instead of s8_gradient_quantize quantizes dY in two steps, which K = 0 skips."""
         if rows(available=True, name="blocked_gradient_quantize_portable"):
             names = {line["name"] for line in self.listed("--chosen", "--filter", "gradient_quantize", "--shape", "5x1x8")}
             self.assertEqual(names, {"s8_gradient_quantize_blocks_5x8"})
@@ -474,7 +474,7 @@ class BenchTest(Case):
         self.assertEqual(done.stderr, "")
 
     def test_a_shape_that_no_kernel_takes(self):
-        # K is over the bound of an exact sum in s32.
+        # K is above the limit for an exact s32 sum.
         done = octile("bench", "--kernel", "w8a8_gemm_reference", "--filter", "forward", "--shape", "1x131072x1")
         self.assertEqual(done.returncode, 1, done)
         self.assertIn("131072", done.stderr)

@@ -1,4 +1,4 @@
-// The command's progress bar and tables. The test sees console.cpp itself: it is no part of the library.
+// The command's progress bar and tables. The test includes console.cpp itself: it is not part of the library.
 #include "cli/support/console.cpp"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Sends stderr elsewhere, until it goes out of scope.
+// Redirects stderr until it goes out of scope.
 class Redirected {
  public:
   explicit Redirected(int to) : before_(dup(STDERR_FILENO)) { dup2(to, STDERR_FILENO); }
@@ -21,7 +21,7 @@ class Redirected {
   int before_;
 };
 
-// A terminal of our own: what is written to `inside` can be read from `outside`.
+// A pseudoterminal: what is written to `inside` can be read from `outside`.
 class Terminal {
  public:
   explicit Terminal(unsigned short columns) : outside(posix_openpt(O_RDWR | O_NOCTTY)) {
@@ -63,7 +63,7 @@ class FileTest : public testing::Test {
   fs::path folder_;
 };
 
-// The text of what `work` throws, "" if nothing.
+// The message of the exception that `work` throws; "" if it throws none.
 template <class Work>
 std::string error_of(const Work& work) {
   try {

@@ -25,7 +25,7 @@ except ImportError:
 WIDTHS = (400, 1200)
 SEEDS, EPOCHS = 2, 3
 
-# Elements that stick out of the viewport, as text. Charts are checked too: an SVG clips what leaves its box, so their
+# Elements outside the viewport, as text. Charts are checked too: an SVG clips what leaves its box, so their
 # labels are compared with the box itself.
 STICKING_OUT = """
 const out = [];
@@ -114,7 +114,7 @@ def check_content(browser, result):
 
 
 def check_result(result):
-    """What holds for any settings: sizes that follow from the shapes, and values that can be at all."""
+    """What holds for any settings: sizes that follow from the shapes, and possible values."""
     settings, ways, formats = result["settings"], result["ways"], result["formats"]
     batch, hidden = settings["batch"], settings["hidden"]
     inputs = 64 + 2 * hidden

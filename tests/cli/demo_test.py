@@ -83,8 +83,8 @@ def main():
             refused(2, option, [option, value], folder)
         refused(2, "--no-html", ["--no-html", "--html", "page.html"], folder)
 
-        # The built-in digits and the file are the same; so is a file with the line ends of another system and none at
-        # its end. Equal results also show that a run repeats itself.
+        # The built-in digits equal the file's, and those of a file with another system's line ends and none at
+        # its end. Equal results also show that a run is repeatable.
         (folder / "crlf.csv").write_bytes(DIGITS.read_bytes().rstrip().replace(b"\n", b"\r\n"))
         results = []
         for data in ([], ["--data", str(DIGITS)], ["--data", "crlf.csv"]):
@@ -101,7 +101,7 @@ def main():
         check(status == 0 and "wrote octile-demo.html" in out, f"status {status}: {out}{err}")
         check((folder / "octile-demo.html").read_text().endswith("</html>\n"), "the page is whole")
 
-        # A page that is replaced: whole or not at all, under no name that could be foreseen; through a link, and into a pipe.
+        # Replaces a page: completely or not at all, under no predictable name; through a link, and into a pipe.
         page = folder / "octile-demo.html"
         page.write_text("old")
         for suffix in (".tmp", ".part", "~"):
@@ -113,7 +113,7 @@ def main():
         status, out, err = demo(*QUICK, "--html", "/dev/stdout", cwd=folder)
         check(status == 0 and out.startswith("<!DOCTYPE html>") and "</html>\n" in out, f"/dev/stdout: {status}: {err}")
 
-        # Minibatches of one image, of a number that does not divide, and of more than there are.
+        # Minibatches of one image, of a size that does not divide the number of images, and of more than there are.
         for batch in ("1", "33", "4096"):
             status, out, err = demo(*QUICK, "--no-html", "--batch", batch, cwd=folder)
             check(status == 0, f"--batch {batch}: status {status}: {err}")

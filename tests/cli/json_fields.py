@@ -1,4 +1,4 @@
-"""The fields of a verb's --json, and those that docs/reference/json.md has."""
+"""The fields of a verb's --json, and those that docs/reference/json.md lists."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 
 
 def leaves(value, path=""):
-    """The names of all fields, as the page has them: "layers[].name"."""
+    """The names of all fields, as the page writes them: "layers[].name"."""
     if isinstance(value, dict):
         return {leaf for key, part in value.items() for leaf in leaves(part, f"{path}.{key}" if path else key)}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""octile tune: what it writes, beside another one too and when it is interrupted, and what it refuses to write over."""
+"""octile tune: what it writes, also alongside another process and when interrupted, and what it refuses to overwrite."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class TuneTest(unittest.TestCase):
         self.assertIn("tuning  cpu: off\n", self.good("info", OCTILE_TUNING="off"))
         self.assertEqual(len(self.choices()), 6)
         self.assertEqual({m for m, product in self.choices() if re.match(r"w[48]a8_gemm n=48 k=64 ", product)}, {2, 3})
-        self.tune("2x64x48", "8x64x48", options=["--format=w8a8"])  # what was there stays
+        self.tune("2x64x48", "8x64x48", options=["--format=w8a8"])  # earlier choices stay
         self.assertEqual(len(self.choices()), 7)
 
     def test_packed_weights_in_groups(self):

@@ -64,7 +64,7 @@ class OnGpu {
   std::size_t size() const { return size_; }
   void poison() {
     expect(cudaMemset(data_, kPoison, size_ * sizeof(T)));
-    expect(cudaDeviceSynchronize());  // streams that do not wait for the default one come next
+    expect(cudaDeviceSynchronize());  // the streams used next do not wait for the default one
   }
   std::vector<T> values() const {
     std::vector<T> host(size_);
@@ -102,7 +102,7 @@ std::int64_t groups_of(const LinearDescription& d) {
   return in_groups(d) && d.weight.group > 0 ? d.k / d.weight.group : 1;
 }
 
-// Inputs of a layer with f16 activations: weights, bias and X.
+// A layer with f16 activations: weights, bias and X.
 struct Values {
   std::vector<std::uint16_t> x, bias;
   std::vector<std::int8_t> weight;
@@ -122,7 +122,7 @@ struct Values {
   }
 };
 
-// The arguments over memory of either device.
+// The arguments, in host or GPU memory.
 struct Pointers {
   const void *x, *weight, *weight_scale, *bias;
   void* y;
@@ -242,7 +242,7 @@ TEST_F(Cuda, AGraphOnASideStreamEqualsAPlainRun) {
 TEST_F(Cuda, FewerRowsThanM) {
   for (const LinearDescription& d : layers()) {
     const LinearPlan plan = LinearPlan::select(d);
-    if (d.activation == Activation::dynamic_per_tensor) continue;  // a row depends on all
+    if (d.activation == Activation::dynamic_per_tensor) continue;  // a row depends on all the others
     SCOPED_TRACE(plan.explain());
     const Values values(d, 2);
     Tensors tensors(d, values, plan.workspace_size());
@@ -257,7 +257,7 @@ TEST_F(Cuda, FewerRowsThanM) {
   }
 }
 
-// A run that does not wait overwrites what the one before it still reads.
+// A run that did not wait would overwrite what the previous one still reads.
 TEST_F(Cuda, RunsOnOneStreamShareAWorkspace) {
   for (const LinearDescription& d : layers()) {
     const LinearPlan plan = LinearPlan::select(d);
@@ -382,8 +382,8 @@ TEST_F(Cuda, ATensorOfTheOtherDeviceIsRefused) {
   }
 }
 
-// The second plan needs less shared memory of the kernel that the first one shares with it; and a run that does not
-// wait overwrites what the one before it still reads.
+// The second plan needs less shared memory for the kernel that both plans use; and a run that did not wait would
+// overwrite what the previous one still reads.
 TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   const auto description = [](std::int64_t rows, std::int64_t cols, Granularity granularity, Orientation orientation) {
     QuantizeDescription d;
@@ -460,7 +460,7 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   }
 }
 
-// Inputs of gradients with f16 dY, and what dW is added to.
+// Inputs of a backward pass with f16 dY, and the dW to accumulate into.
 struct GradientValues {
   std::vector<std::uint16_t> dy;
   std::vector<std::int8_t> weight, x;
@@ -518,7 +518,7 @@ Gradients gradients_on_cpu(LinearBackwardDescription d, const GradientValues& v)
   return g;
 }
 
-// Every pair of products, with and without dB: a graph of a run equals a plain run, which allocates nothing. All-int8
+// Every pair of products, with and without dB: a run's graph equals a plain run, which allocates nothing. All-int8
 // results equal the CPU's.
 TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
   constexpr Product kProducts[] = {Product::none, Product::dequantized, Product::int8};
@@ -612,11 +612,11 @@ struct FourBits {
 };
 
 // For every kernel, with the weight packed or not: a graph and repeated runs on a side stream give a plain run's bits,
-// nothing is allocated, and y equals the CPU's up to the roundings that the plan admits.
+// nothing is allocated, and y equals the CPU's up to the roundings that the plan allows.
 TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   for (const std::int64_t m : {1, 9, 30, 40, 100, 300, -1, -9, -30, -100}) {
     for (const bool packed : {false, true}) {
-      // After others, and with a K that ends within a step of every kernel: their leftovers must not matter.
+      // Run after others, and with a K that ends within a step of every kernel: leftover data must not matter.
       FourBits layer(std::abs(m), m < 0 ? 96 : 512, m < 0 ? (m % 2 == 0 ? 0 : 32) : 64);
       LinearDescription& d = layer.description;
       std::vector<std::uint16_t> on_cpu(static_cast<std::size_t>(d.m * d.n));
@@ -660,7 +660,7 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
       std::size_t far = 0;
       for (std::size_t i = 0; i < plain.size(); ++i) {
         const double difference = static_cast<double>(Half::to_float(plain[i]) - Half::to_float(on_cpu[i]));
-        far += !(std::abs(difference) <= static_cast<double>(d.k) * 5 * 15 * 0.02 * 0x1p-9);  // or no number
+        far += !(std::abs(difference) <= static_cast<double>(d.k) * 5 * 15 * 0.02 * 0x1p-9);  // or NaN
       }
       EXPECT_EQ(far, 0u);
 
@@ -714,7 +714,7 @@ TEST_F(Cuda, ByteWeightsInGroupsAreTheCpus) {
   }
 }
 
-// A quantizer that needs aligned rows names the one that runs where they are not, and the bits are the same.
+// A quantizer that needs aligned rows names the one that runs when they are not, and the bits are the same.
 TEST_F(Cuda, AQuantizerTellsWhatRunsWithoutAlignment) {
   QuantizeDescription d{.rows = 96, .cols = 512};
   d.granularity = Granularity::column;
@@ -751,8 +751,8 @@ TEST_F(Cuda, AQuantizerTellsWhatRunsWithoutAlignment) {
   EXPECT_TRUE(results[0] == results[1]);
 }
 
-// Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits still equal the CPU's,
-// and not all of them are infinities.
+// Sums near the end of f32's range, which the Hopper kernel may hold 16 times too large: the bits still equal the
+// CPU's, and not all of them are infinities.
 TEST_F(Cuda, FourBitWeightsWithHugeScales) {
   FourBits layer(70);
   LinearDescription& d = layer.description;
@@ -828,7 +828,7 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   refused("w4a16_gemm_sm90", "needs K to be a multiple of 32");
   d.m = 1;
   refused("w4a16_gemv_sm90", "needs K to be a multiple of 32");
-  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_simt_sm80");  // which takes everything
+  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_simt_sm80");  // which accepts everything
   d.x = DType::s8;
   d.activation = Activation::dynamic_per_token;
   refused("w4a8_gemm_sm90", "needs K to be a multiple of 32");
@@ -842,7 +842,7 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   d.packed_weight = true;
   const LinearPlan plan = LinearPlan::select(d);
   layer.zero_point[5] = 8;
-  EXPECT_THROW(layer.packed(plan), Error);  // on the CPU, where it can be seen
+  EXPECT_THROW(layer.packed(plan), Error);  // on the CPU, where the error can be detected
   const OnGpu<std::uint8_t> weight(plan.packed_weight_size() + 16);
   const OnGpu<std::uint16_t> x(layer.x), bias(layer.bias), y(layer.bias.size());
   LinearArgs args;
@@ -855,7 +855,7 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
 
 // ---- Experts ----
 
-// Experts with f16 tokens, a few of them each; host memory.
+// Experts with f16 tokens, a few for each, in host memory.
 struct ExpertValues {
   GroupedLinearDescription d;
   std::vector<std::uint16_t> x, bias;
@@ -951,7 +951,7 @@ GroupedLinearDescription experts(std::int64_t m, Activation activation, const We
   return d;
 }
 
-// One graph serves every routing: nothing of it is known to the host.
+// One graph serves every routing: the host does not know the routing.
 TEST_F(Cuda, ExpertsInAGraphFollowTheirOffsets) {
   for (const WeightFormat& weight : {WeightFormat::s8_per_channel, WeightFormat::s8_group, WeightFormat::s4_group}) {
     for (const Activation activation : {Activation::dynamic_per_token, Activation::none}) {
@@ -1134,7 +1134,7 @@ TEST_F(Cuda, GradientsOfExpertsThatAreRefused) {
   refused(d, "", "does f16, bf16 and f32 to s8");
 }
 
-// What a tuning file names is chosen; it decides for sums of floats only where it was named itself.
+// The kernels that a tuning file names are chosen; for float sums, only if the file itself was named.
 TEST_F(Cuda, ATuningFileIsFollowed) {
   std::string folder = std::filesystem::temp_directory_path() / "octile_tuning_XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);

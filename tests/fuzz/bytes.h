@@ -61,7 +61,7 @@ class Bytes {
     if (b < 200) return (b + 1) / 64.0;
     return pick<double>({0.0, -1.0, 1e-300, 1e300, 1e-40, 3.5e38, -0.0, kInfinity, -kInfinity, std::nan("")});
   }
-  // For contents, of which there would never be bytes enough.
+  // For contents, which would use up the fuzzer's bytes.
   std::uint64_t random() {
     std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

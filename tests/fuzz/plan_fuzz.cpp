@@ -6,7 +6,7 @@
 //   - legal arguments are accepted; can_implement and run agree;
 //   - nothing is read or written outside the tensors: their memory is exactly as large as they are, for ASan;
 //   - nothing but the outputs' elements changes, and not even those when the run is refused;
-//   - the result is the reference's, bit for bit, where the plan says so, and the same on a second run.
+//   - the result equals the reference's bit for bit where the plan promises that, and a second run repeats it.
 //
 // The kernels run at each of the instruction sets that this machine has, so the bits are compared across them too.
 //

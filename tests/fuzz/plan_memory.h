@@ -216,7 +216,7 @@ inline void spoil(Operand& o, Bytes& in) {
   }
 }
 
-// Memory for each view, exactly; none for one that would be large, which stays null and so has to be refused.
+// Memory of exactly each view's size. A large view gets none: it stays null and must be refused.
 inline Memory allocate(Operands& operands, Bytes& in, Mistakes& mistakes) {
   Memory memory;
   for (Operand& o : operands) {

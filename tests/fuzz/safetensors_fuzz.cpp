@@ -9,7 +9,7 @@
 //     that can be wrong with it;
 //   - written again, what was read is read again, the same;
 //   - JSON of a hundred kilobytes that parsers may take long for is read or refused in seconds;
-//   - a config.json that is read can have a quantization_config added, and then says so;
+//   - a config.json that was read accepts a quantization_config, and then contains it;
 //   - a model is refused, and nothing is left of what was written, or becomes one whose layers are read and finite.
 //
 // The first byte says how the input is meant: a whole file; or pieces of JSON and of names that a header is put
@@ -123,7 +123,7 @@ std::string escaped(const std::string& text) {
   return result;
 }
 
-// Now and then, what a quantization_config says of the layer: mostly what it is.
+// Sometimes, what a quantization_config says of the layer; usually that is correct.
 std::string metadata(Input& in, const std::vector<Piece>& pieces) {
   constexpr const char* kOdd[] = {"null",        "4",          "8",          "\"a\"",          "[]",      "{}",
                                   "-1",          "0",          "16",         "true",           "false",   "\"group\"",

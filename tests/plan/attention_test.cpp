@@ -353,7 +353,7 @@ TEST(EmptyAttention, IsZerosOrNothing) {
   for (const float y : p.run()) EXPECT_EQ(y, 3);
   Problem<float> no_heads({2, 2, 3, 9, 8});
   no_heads.query_shape[1] = 0;
-  no_heads.tensors[4].data = no_heads.key.data();  // of which it has no element
+  no_heads.tensors[4].data = no_heads.key.data();  // any address will do: the tensor is empty
   no_heads.run();
 }
 

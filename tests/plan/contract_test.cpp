@@ -97,8 +97,8 @@ double round_half_even(double v) {
   return std::fmod(low, 2) == 0 ? low : low + 1;
 }
 
-// A quotient of floats in f64 has so many bits that rounding it again to f32 gives the f32 quotient (53 >= 2 * 24 + 2);
-// a product of floats is exact in f64.
+// f64 has enough bits (53 >= 2 * 24 + 2) that a quotient of floats, rounded to f64 and then to f32, is the f32
+// quotient. A product of floats is exact in f64.
 float quotient(float a, float b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); }
 float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
 

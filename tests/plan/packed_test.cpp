@@ -330,7 +330,7 @@ TEST(W8A8, WeightsInABellCurveOnEveryInstructionSet) {
   cpu::isa_ceiling = cpu::Isa::amx;
 }
 
-// Values of the whole range on both sides, -128 included, which the AVX2 row has to split.
+// Values of the whole range on both sides, including -128, which the AVX2 row must split.
 TEST(W8A8, WeightsInGroupsOnEveryInstructionSet) {
   for (const std::int64_t group : {0, 32, 64, 128}) {
     for (const bool packed : {true, false}) {

@@ -1,5 +1,5 @@
-"""How the command writes files: whole or not at all, under names that nobody can foresee, and regular files only. One source
-file does it for all of Octile's C++."""
+"""How the command writes files: completely or not at all, under unpredictable temporary names, and only regular files. One
+source file does it for all of Octile's C++."""
 
 import os
 import pathlib

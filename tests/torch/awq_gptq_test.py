@@ -28,7 +28,7 @@ def words_along_rows(u, order=range(8)):
 
 
 class Case:
-    """A layer's levels and zero points, as stored, and what it is in float."""
+    """A layer's levels and zero points, as stored, and its weight in float."""
 
     def __init__(self, method, symmetric=False, group=GROUP):
         g = torch.Generator().manual_seed(4)

@@ -129,7 +129,7 @@ def test_programs(graphs, device):
     "breaking", [lambda *_: torch._dynamo.graph_break(), lambda *a: a[2] * (1 if a[2].sum() > 0 else 2)]
 )
 def test_compiled_in_parts(breaking, graphs):
-    """A model of which torch.compile makes more than one graph."""
+    """A model that torch.compile splits into more than one graph."""
     model, decode = model_of("cpu", layers=1), Decoding()
     model.lm_head.register_forward_hook(breaking)
     for batch in (2, 1):

@@ -1,4 +1,4 @@
-"""layer.weight of layers for inference: floats that models can read, and nobody can write."""
+"""layer.weight of layers for inference: floats that can be read but not written."""
 
 import copy
 import io

@@ -25,7 +25,7 @@ LAYERS = {
     "w4a8": (octile.W4A8Linear, {"group": 32}),
     "w4a16": (octile.W4A16Linear, {"group": 32}),
 }
-# Tokens of each rank of one, two and four; and experts that none of them goes to.
+# The number of tokens on each of one, two or four ranks, and the experts that get none.
 TOKENS = {1: (11,), 2: (7, 4), 4: (5, 0, 9, 3)}
 UNUSED = {1: (1,), 2: (1,), 4: (2, 3)}  # with four ranks, all of one rank's
 # What adds up integers: y's bits are the contract's. The gradients of frozen layers are sums of floats.

@@ -158,7 +158,7 @@ def test_int8_training(name, backward, generator):
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "gpt_oss"])
 def trained(request):
-    """The first experts of a model that train, and arguments of a call, of which some slots are nobody's."""
+    """A model's first trained experts, and the arguments of a call in which some slots have no expert."""
     model = zoo.make(request.param).train()
     octile.quantize_(model, octile.Int8Training(backward="int8"), lambda module, _: module_of.is_experts(module))
     experts = next(m for m in model.modules() if isinstance(m, module_of.TrainedExperts))
@@ -196,7 +196,7 @@ def test_copies(trained):
 
 
 def test_passes(trained):
-    """Recomputed, accumulated, without gradients, and where autograd looks for NaN: nobody's rows have none."""
+    """Recomputed, accumulated, without gradients, and under anomaly detection: rows without an expert have no NaN."""
     experts, x, index, weights = trained
     expected = results(*trained)
     recomputed = results(*trained, lambda *arguments: checkpoint(experts, *arguments, use_reentrant=False))

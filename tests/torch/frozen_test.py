@@ -476,7 +476,7 @@ def test_a_compiled_backward_dequantizes(device, generator):
 
 
 def test_scaled_gradients(device, generator):
-    """GradScaler: an overflow of dY has to be seen in what is before the layer."""
+    """GradScaler must see an overflow of dY in the layers before this one."""
     model = nn.Sequential(nn.Linear(64, 64), W8A8Linear.from_linear(nn.Linear(64, 8))).to(device)
     x = draw(generator, device, torch.float32, 5, 64)
     (model(x) * torch.inf).sum().backward()

@@ -389,7 +389,7 @@ def test_grad_scaler(device, generator):
         scaler.update()
         optimizer.zero_grad()
         assert not torch.equal(before, layer.weight) and layer.weight.isfinite().all()
-    # An overflow spoils a gradient, which the scaler has to see.
+    # An overflow makes a gradient non-finite, which the scaler must see.
     before = layer.weight.detach().clone()
     scaler.scale(layer(x * float("inf")).sum()).backward()
     scaler.step(optimizer)

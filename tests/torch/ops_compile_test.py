@@ -176,7 +176,7 @@ def test_meta_tensors():
 
 
 def test_a_tensor_on_meta_among_others_is_refused():
-    """Torch then calls the fake kernel, and what it makes is real memory that nobody has written."""
+    """Torch then calls the fake kernel, which returns real, uninitialized memory."""
     for name, call in every_call(6, 10, 64):
         tensors = [i for i, a in enumerate(call) if isinstance(a, torch.Tensor)]
         if len(tensors) == 1:

@@ -283,7 +283,7 @@ def test_experts(name, packed):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["w8a8", "w4a8"])
 def test_grouped_linear(name, dtype):
-    """The CPU's bits, of rows that are gathered, and of sums over slots; nobody's rows are 0."""
+    """Gathered rows and sums over slots match the CPU bit for bit; rows without an expert are 0."""
     layer = experts_of(name, dtype).gate_up_proj
     x, index, weights = routed(30, dtype)
     sorted_rows = octile.experts.sort_by_expert(EXPERTS, index)
@@ -314,7 +314,7 @@ def backward_operands(dtype, experts=5, n=200, k=136):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_grouped_linear_backward(dtype):
-    """The CPU's bits in int8, and nearly its values in 16 bits; nobody's rows are 0; nothing waits."""
+    """Matches the CPU bit for bit in int8 and closely in 16 bits; rows without an expert are 0; nothing synchronizes."""
     host = backward_operands(dtype)
     device = [t.cuda() for t in host]
     backward = torch.ops.octile.grouped_linear_backward

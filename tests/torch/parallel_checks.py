@@ -344,7 +344,7 @@ def two_dimensions(meshes, rank):
     x, dy = inputs()
 
     def build(replicas, parts, prepared=True, row=True):
-        """Over so many replicas of FSDP2 and ranks of tensor parallelism. None: without."""
+        """Over this many FSDP2 replicas and tensor-parallel ranks. None: not used."""
         model = Mlp("int8-whole")
         if parts is not None:
             split(model, parts, column=row, row=row)

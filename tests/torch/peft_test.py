@@ -448,7 +448,7 @@ print(type(adapted.base_model.model[0]).__name__, "octile" in repr(sys.meta_path
 
 
 def chain(seed, batches, rows=16, length=32):
-    """Tokens of which each has three successors: what a small model learns in some steps."""
+    """Tokens with three possible successors each, which a small model learns in a few steps."""
     g = torch.Generator().manual_seed(seed)
     successors = torch.randint(0, 96, (96, 3), generator=g)
     tokens = torch.randint(0, 96, (batches, rows, length), generator=g)

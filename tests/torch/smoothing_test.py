@@ -235,7 +235,7 @@ def small(name):
 
 
 def sequences(name, rows, seed):
-    """Batches of at least so many rows: texts of 33 tokens, images of 17 patches."""
+    """Batches of at least this many rows: texts of 33 tokens, images of 17 patches."""
     g = torch.Generator().manual_seed(seed)
     if name == "vit":
         return torch.randn(-(-rows // 17), 3, 32, 32, generator=g).split(64)

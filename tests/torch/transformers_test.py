@@ -157,7 +157,7 @@ def test_layers_by_name(folders):
 
 @pytest.mark.parametrize("make", [llama, mixtral])
 def test_weights_that_are_not_finite(make, tmp_path):
-    """Transformers collects what goes wrong, and says so in a table that it logs."""
+    """Transformers collects the errors and logs them in a table."""
     model = make()
     with torch.no_grad():
         next(p for name, p in model.named_parameters() if "mlp" in name and p.dim() > 1 and "gate." not in name)[

@@ -207,7 +207,7 @@ def as_quantized(model):
 
 
 def sentences(rows, g):
-    """Tokens, each of which tells the next one."""
+    """Tokens, each of which determines the next."""
     ids = [torch.randint(0, 93, (rows, 1), generator=g)]
     for _ in range(23):
         ids.append((ids[-1] * 5 + 7) % 93)
@@ -271,7 +271,7 @@ class Outcome:
 
 def run(name, format, folder):
     """folder: of make(name), as save_pretrained() wrote it; more goes beside it."""
-    from octile.transformers import OctileConfig, from_checkpoint, use_for  # zoo_test.py needs none of it
+    from octile.transformers import OctileConfig, from_checkpoint, use_for  # zoo_test.py does not need it
 
     outcome, saved = Outcome(), pathlib.Path(f"{folder}-{format}")
     kind = getattr(transformers, MODELS[name][0])

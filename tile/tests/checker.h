@@ -1,4 +1,4 @@
-// For tests of the checked executor: a kernel notes the line that is to blame, and the report has to name it.
+// For tests of the checked executor: a kernel marks the faulty line, which the report must name.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -78,7 +78,7 @@ struct RacyQuantize {  // the tensor's maximum, found by all programs at once, a
   }
 };
 
-struct Negative {  // reads one element to the left: x[-1] of the first program, and what nobody wrote
+struct Negative {  // reads one element to the left: x[-1] in the first program, and z before anything wrote it
   TILE_KERNEL void operator()(auto& t, auto x, auto z, int n, auto b) const {
     const auto i = t.program_id(0) * b + t.arange(b);
     t.store(z + i, t.load(x + (i + (-1)), i < n, 0.0f) + t.load(z + i, i < n, 0.0f), i < n);
