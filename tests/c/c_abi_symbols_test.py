@@ -42,7 +42,7 @@ class SymbolsTest(unittest.TestCase):
         cls.cpp = set()
         for line in output("nm", "-D", "--defined-only", LIBRARY).splitlines():
             *_, kind, mangled = line.split()
-            if kind == "A":  # a version's name
+            if kind == "A":  # the name of a symbol version
                 continue
             name = output("c++filt", mangled).strip() if mangled.startswith("_Z") else mangled
             (cls.cpp if mangled.startswith("_Z") else cls.c).add(name)
@@ -56,7 +56,7 @@ class SymbolsTest(unittest.TestCase):
         declared = declared_in_cpp()
         self.assertLessEqual({"Error", "Plan", "LinearPlan", "kernels", "name"}, declared)
         names = "|".join(sorted(declared))
-        # A function, a member of a class, or a class's type information. Not a nested class: Plan::Impl is our own.
+        # A function, a member of a class, or a class's type information. Not a nested class: Plan::Impl is internal.
         allowed = re.compile(rf"octile::(?P<name>{names})(<octile::\w+>)?(::~?\w+)?(\[abi:\w+\])?\(.*\)( const)?"
                              rf"|(typeinfo|typeinfo name|vtable) for octile::({names})")
         self.assertEqual([name for name in sorted(self.cpp) if not allowed.fullmatch(name)], [])

@@ -1,4 +1,4 @@
-// An octile_tensor is a DLPack DLTensor: field by field, number by number, and in use.
+// An octile_tensor is a DLPack DLTensor: the same fields and constants, and usable as one.
 #include <gtest/gtest.h>
 
 #include "octile/octile.h"

@@ -1,4 +1,4 @@
-// Decisions that fuzz targets of plans take from bytes.
+// Choices that fuzz targets of plans draw from bytes.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@
 
 namespace octile::fuzz {
 
-// Zeros, and what comes after the end, are the plain and legal choices.
+// Zeros, and reads past the end, give the plain, legal choices.
 class Bytes {
  public:
   Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {

@@ -5,7 +5,7 @@
 //   - the C++ and the C interface give the same answer;
 //   - legal arguments are accepted; can_implement and run agree;
 //   - nothing is read or written outside the tensors: their memory is exactly as large as they are, for ASan;
-//   - nothing but the outputs' elements changes, and not even those when the run is refused;
+//   - only the outputs' elements change, and not even those when the run is refused;
 //   - the result equals the reference's bit for bit where the plan promises that, and a second run repeats it.
 //
 // The kernels run at each of the instruction sets that this machine has, so the bits are compared across them too.
@@ -41,7 +41,7 @@ namespace {
 
 constexpr std::int64_t kMaxMultiplications = 1 << 17;  // of one run: milliseconds, even under sanitizers
 
-// The operands of a legal run. Those that a caller may leave out come by chance.
+// The operands of a legal run. Optional ones are present at random.
 template <class Args, class Description>
 Operands operands_of(const Description& d, std::int64_t rows, Bytes& in) {
   Operands all;
@@ -72,7 +72,7 @@ octile_device c_device(Device device) {
           device.index};
 }
 
-// A tensor for C; shape and strides on the heap, exactly as long as the rank says, for ASan.
+// A tensor for C. Its shape and strides are on the heap, exactly as long as the rank, for ASan.
 struct CTensor {
   octile_tensor tensor{};
   std::vector<std::int64_t> shape;
@@ -112,17 +112,17 @@ void create(const Description& d, Status expected, CPlan& plan) {
   c.device = c_device(d.device);
   c.kernel = d.kernel.c_str();
   const octile_status status = K::create(&c, &plan.plan);
-  // A NUL ends a C string early, so that may be another request.
+  // A NUL ends a C string early, so the request may differ.
   if (d.kernel.find('\0') != std::string::npos) return;
-  // With several mistakes each may find another one first: C looks at the device and the weight before the plan looks
-  // at anything.
+  // With several mistakes each interface may report a different one: C checks the device and the weight before the plan
+  // checks anything.
   bool known = d.device.type <= DeviceType::cuda;
   if constexpr (requires { d.weight; }) known = known && number(d.weight) < std::ssize(kFormats);
   REQUIRE(known ? status == number(expected) : status != OCTILE_OK, std::string(K::name) + ": " + octile_last_error());
   REQUIRE((status == OCTILE_OK) == (plan.plan != nullptr), K::name);
 }
 
-// A description of any size and content: an answer, and no byte read beyond it.
+// A description of any size and content gives an answer, and nothing beyond it is read.
 template <class K>
 void create_from_bytes(Bytes& in) {
   typename K::CDescription c;
@@ -132,7 +132,7 @@ void create_from_bytes(Bytes& in) {
   std::copy_n(reinterpret_cast<const std::uint8_t*>(&c), std::min(sizeof c, bytes.size()), bytes.begin());
   for (int i = in.below(6); i > 0; --i) {
     const std::size_t at = in.byte() % bytes.size();
-    // Not the pointer: any address would do there, and none but ours may be read.
+    // Not the pointer: it could be any address, and only ours may be read.
     if (at < offsetof(typename K::CDescription, kernel) || at >= sizeof c) bytes[at] = in.byte();
   }
   std::memcpy(bytes.data(), &size, sizeof size);
@@ -147,7 +147,7 @@ void create_from_bytes(Bytes& in) {
 
 // ---- One input ----
 
-// How far the inputs came.
+// How far the inputs got.
 struct Counts {
   std::uint64_t plans = 0;
   std::uint64_t refused = 0;
@@ -185,7 +185,7 @@ template <class Args>
 Outcome run_c(const octile_plan* plan, const Operands& operands, Workspace workspace, std::uint64_t seed) {
   std::vector<CTensor> tensors;
   for (const Operand& o : operands) tensors.emplace_back(o.view);
-  // The structure is a size, one pointer for each operand, and where there is one the seed.
+  // The structure is a size, one pointer per operand and, for some plans, the seed.
   typename Kind<Args>::CArgs args{};
   std::vector<std::uint64_t> words = {sizeof args};
   for (std::size_t i = 0; i < operands.size(); ++i) {

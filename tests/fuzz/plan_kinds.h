@@ -143,7 +143,7 @@ inline LinearBackwardDescription linear_backward_description(Bytes& in) {
   d.static_scale = in.real();
   d.x_transposed = in.below(2) == 1;
   d.weight = in.rarely(40) ? weight_format(in) : kFormats[in.below(2)];
-  d.weight.group = 0;  // which C does not give
+  d.weight.group = 0;  // which the C interface does not return
   d.weight_layout = in.choice<WeightLayout>(2);
   d.rounding = in.choice<Rounding>(2);
   const bool may_add = d.dw != Product::none && d.dw_dtype.value_or(d.dy) == scale_type(d.dy);
@@ -176,7 +176,7 @@ inline std::int32_t random_below(Bytes& in, std::int64_t count) {
   return static_cast<std::int32_t>(in.random() % static_cast<std::uint64_t>(count));
 }
 
-// Some rows belong to no expert, some experts have none.
+// Some rows belong to no expert, and some experts have no rows.
 inline std::vector<std::int32_t> random_offsets(Bytes& in, std::int64_t experts, std::int64_t rows) {
   std::vector<std::int32_t> offsets;
   for (std::int64_t e = 0; e <= experts; ++e) offsets.push_back(random_below(in, rows + 1));
@@ -193,7 +193,7 @@ inline std::vector<check::Operand> described<GroupedLinearArgs>(const GroupedLin
   c.rows = d.gather && d.tokens == 0 ? 0 : rows;
   c.offsets = random_offsets(in, d.experts, c.rows);
   for (std::int64_t r = 0; d.gather && r < c.rows; ++r) c.token.push_back(random_below(in, d.tokens));
-  // Without values place has random ones, which are legal.
+  // An empty `place` is filled with random values, which are legal.
   const bool few = d.slots < 100 && d.tokens < 100;
   for (std::int64_t i = 0; few && i < d.slots * d.tokens; ++i) c.place.push_back(random_below(in, c.rows + 2) - 1);
   return check::operands(c);
@@ -244,7 +244,7 @@ inline std::int64_t rows_of(const LinearBackwardDescription& d) { return d.m; }
 inline std::int64_t rows_of(const GroupedLinearDescription& d) { return d.m; }
 inline std::int64_t rows_of(const GroupedLinearBackwardDescription& d) { return d.m; }
 
-// Multiplications of one run, or a number that is too many.
+// Multiplications in one run, or a number above the limit.
 inline double work_of(const QuantizeDescription& d, std::int64_t rows) {
   return static_cast<double>(rows) * static_cast<double>(d.cols);
 }
@@ -276,7 +276,7 @@ inline void describe(const QuantizeDescription& d, octile_quantize_description& 
   c.prologue = number(d.prologue), c.gated = d.gated, c.norm_weight = number(d.norm_weight), c.residual = d.residual;
 }
 
-// A format's number in C; one beyond them where C has no name for it.
+// A format's number in C; one past the last where C has no name for it.
 inline std::int32_t number(const WeightFormat& weight) {
   const auto same = [&](const WeightFormat& f) { return f.type == weight.type && f.granularity == weight.granularity; };
   return static_cast<std::int32_t>(std::find_if(std::begin(kFormats), std::end(kFormats), same) - kFormats);

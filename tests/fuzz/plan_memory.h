@@ -1,4 +1,4 @@
-// The tensors of one run in memory that is exactly as large, and what may be wrong with them.
+// The tensors of one run, in memory of exactly their size, and what may be wrong with them.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ struct Memory {
 
 inline constexpr std::size_t kNoBlock = ~std::size_t{0};
 
-// Bytes from the first element to the end of the last one; nothing if they, or the elements, are too many.
+// Bytes from the first element to the end of the last one; nothing if there are too many bytes or elements.
 inline std::optional<std::size_t> extent(const Tensor& t) {
   if ((t.rank != 1 && t.rank != 2) || bits(t.dtype) == 0) return {};
   const __int128 rows = t.shape[0];
@@ -79,7 +79,7 @@ inline std::optional<std::size_t> extent(const Tensor& t) {
 
 inline std::size_t element_bytes(DType dtype) { return static_cast<std::size_t>(std::max(1, bits(dtype) / 8)); }
 
-// Calls visit(first byte from view.data) for each element; the bytes of one are element_bytes(dtype).
+// Calls visit(offset of the first byte from view.data) for each element, which has element_bytes(dtype) bytes.
 template <class Visit>
 void for_each_element(const Tensor& t, const Visit& visit) {
   if ((t.rank != 1 && t.rank != 2) || (t.rank == 2 && t.shape[1] == 0)) return;
@@ -120,7 +120,7 @@ inline double random_scale(Bytes& in, bool wild) {
   return std::ldexp(1 + static_cast<double>(in.random() & 0xffffff) * 0x1p-24, static_cast<int>(in.random() % 24) - 16);
 }
 
-// One element of any type, in memory of its own: operands may begin at any byte.
+// One element of any type, copied into aligned memory: operands may begin at any byte.
 struct Element {
   explicit Element(DType dtype) : view{bytes, dtype, {}, 1, {1, 0}, {1, 0}} {}
   std::size_t size() const { return static_cast<std::size_t>(bits(view.dtype) / 8); }
@@ -130,7 +130,7 @@ struct Element {
 };
 
 inline void put_real(std::uint8_t* at, DType dtype, double value) {
-  // A double beyond f32 becomes an infinity first; the cast alone would be undefined.
+  // A double beyond f32's range becomes an infinity first; the cast alone would be undefined.
   const bool beyond = dtype != DType::f64 && std::abs(value) > std::numeric_limits<float>::max();
   Element element(dtype);
   store(element.view, 0, 0, beyond ? std::copysign(HUGE_VAL, value) : value);
@@ -163,7 +163,7 @@ inline void fill(const Operand& o, Bytes& in, bool wild) {
 // ---- What may be wrong with the arguments ----
 
 struct Mistakes {
-  bool any = false;          // an operand is not as the description has it
+  bool any = false;          // an operand does not match the description
   bool wild_values = false;  // scales or zero points that may be refused
   bool short_workspace = false;
   bool null_workspace = false;
@@ -183,7 +183,7 @@ inline void vary_layout(Operand& o, Bytes& in) {
   }
 }
 
-// A wild size plus a little may be beyond the type.
+// A wild size plus a little may overflow the type.
 inline std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
@@ -253,8 +253,8 @@ inline Memory allocate(Operands& operands, Bytes& in, Mistakes& mistakes) {
   return memory;
 }
 
-// What the headers forbid, decided here a second time and one tensor at a time. Wrong shapes are not among it: with
-// other rows in each tensor it may be another legal run.
+// What the headers forbid, decided here independently, one tensor at a time. Wrong shapes are not included: with
+// other rows in each tensor the run may be legal again.
 inline bool forbidden(const Operand& o, const Tensor& wanted) {
   const Tensor& t = o.view;
   if (!wanted.present() || (o.optional && !t.present())) return false;

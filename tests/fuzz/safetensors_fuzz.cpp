@@ -1,20 +1,20 @@
-// Fuzz target: any bytes as a safetensors file, and what is read of it; as the JSON beside it; and as a small model
+// Fuzz target: any bytes as a safetensors file that is read; as the JSON beside it; and as a small model
 // that is smoothed and quantized.
 //
 // What must hold, whatever the bytes:
 //   - nothing but FileError is thrown, and its text is one line;
 //   - a file that is read has its tensors side by side, each as large as its type and shape say;
 //   - nothing is read outside the file: its memory is exactly as large as it is, for ASan;
-//   - every quantized layer that is found is refused, or gives n * k values; what is checked without its levels is all
-//     that can be wrong with it;
-//   - written again, what was read is read again, the same;
-//   - JSON of a hundred kilobytes that parsers may take long for is read or refused in seconds;
+//   - every quantized layer that is found is refused, or gives n * k values; the checks made without its levels find
+//     everything that can be wrong with it;
+//   - what was read, written again, is read again unchanged;
+//   - a hundred kilobytes of JSON that is slow to parse are read or refused in seconds;
 //   - a config.json that was read accepts a quantization_config, and then contains it;
-//   - a model is refused, and nothing is left of what was written, or becomes one whose layers are read and finite.
+//   - a model is refused and leaves no files, or becomes one whose layers can be read and are finite.
 //
-// The first byte says how the input is meant: a whole file; or pieces of JSON and of names that a header is put
-// together of, so that more than the first check is reached; or how a long text is made of a short piece; or one of the
-// others.
+// The first byte selects the kind of input: a whole file; or pieces of JSON and names from which a header is put
+// together, so that more than the first check is reached; or a short piece to be repeated into a long text; or one of
+// the others.
 //
 // It is linked with libFuzzer, or with standalone.cpp.
 #include <unistd.h>
@@ -75,7 +75,7 @@ struct Piece {
   std::vector<std::int64_t> values = {};  // empty: any bytes
 };
 
-// A layer of one of the layouts, as it should be.
+// A valid layer in one of the layouts.
 std::vector<Piece> layer(Input& in) {
   const std::int64_t n = in.byte() % 3 * 8, k = in.byte() % 5 * 8;
   const std::int64_t group = in.byte() % 2 == 0 ? 8 : 16;
@@ -158,7 +158,7 @@ std::string metadata(Input& in, const std::vector<Piece>& pieces) {
   return R"("__metadata__":{"quantization_config":")" + escaped(config + "}") + R"("})";
 }
 
-// A file that is mostly legal: a layer, its tensors side by side, now and then something odd.
+// A mostly legal file: a layer, its tensors side by side, sometimes something odd.
 std::vector<std::byte> put_together(Input& in) {
   constexpr const char* kNames[] = {"a.weight", "a.bias", "b.weight", "b.weight_scale", "__metadata__", "c\\u001b"};
   constexpr const char* kTypes[] = {"I32", "F32",     "I8", "F16",  "I64", "BF16",
@@ -223,7 +223,7 @@ std::vector<std::byte> put_together(Input& in) {
   return file;
 }
 
-// In memory where there is such a place: what is written is made durable, which takes a disk a while.
+// In memory if possible: written files are made durable, which is slow on a disk.
 std::filesystem::path scratch(const std::string& name) {
   const std::filesystem::path memory = "/dev/shm";
   return (std::filesystem::exists(memory) ? memory : std::filesystem::temp_directory_path()) /
@@ -318,7 +318,7 @@ void check_json(Input& in) {
   }
 }
 
-// A piece that is repeated, with a number in it or not, between a beginning and an end that may not fit it.
+// A repeated piece, with or without a number in it, between a beginning and an end that may not fit it.
 std::string long_json(Input& in) {
   constexpr const char* kBegins[] = {
       "{\"a\":[", "{\"a\":{", "{", "{\"a\":\"", "{\"weight_map\":{", "{\"a\":[[[[{\"b\":[", ""};
@@ -390,7 +390,7 @@ void check_long_json(Input& in) {
       });
   }
   ++counts.long_texts;
-  constexpr double kMaxSeconds = 5;  // of the processor's; a parser that looks back takes longer for a quarter of a MB
+  constexpr double kMaxSeconds = 5;  // of CPU time; a parser that looks back takes longer for a quarter of a MB
   REQUIRE(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < kMaxSeconds);
 }
 

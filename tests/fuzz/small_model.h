@@ -1,4 +1,4 @@
-// A small model of bytes: for the fuzz target of checkpoints.
+// A small model made from bytes, for the fuzz target of checkpoints.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace octile::checkpoint {
 
-// Decisions from bytes: zeros after their end, the plain and legal choices.
+// Choices from bytes: zeros after their end, which give the plain, legal choices.
 class Input {
  public:
   Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -43,7 +43,7 @@ inline std::vector<float> numbers(Input& in, std::size_t count) {
   return values;
 }
 
-// One block of LLaMA's, mostly as it should be, with its calibration.
+// One LLaMA block, mostly valid, with its calibration.
 class SmallModel {
  public:
   explicit SmallModel(Input& in) : in_(in) {
@@ -92,7 +92,7 @@ class SmallModel {
 
   static constexpr std::int64_t kWidth = 32, kInner = 64;
 
-  // Now and then of another type, or with another extent.
+  // Sometimes of another type, or with another extent.
   void add(const std::string& name, std::vector<std::int64_t> shape) {
     ElementType type = type_;
     const std::uint8_t oddity = in_.byte();

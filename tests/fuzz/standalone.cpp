@@ -1,4 +1,4 @@
-// What a fuzz target without libFuzzer is run by: random inputs, or the bytes of files.
+// Runs a fuzz target without libFuzzer: on random inputs, or on the bytes of files.
 //   NAME [--runs N] [--seconds S] [--seed S] [FILE...]
 #include <algorithm>
 #include <chrono>
@@ -14,14 +14,14 @@
 
 #include "target.h"
 
-// Sanitizers then end in SIGABRT too, which saves the input.
+// Sanitizers then end in SIGABRT too, whose handler saves the input.
 extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
 extern "C" const char* __ubsan_default_options() { return "abort_on_error=1"; }
 extern "C" const char* __tsan_default_options() { return "abort_on_error=1"; }
 
 namespace {
 
-// The input that is running, and where it goes when something aborts.
+// The current input, and the file that it is saved to when something aborts.
 std::vector<std::uint8_t> current;
 std::string failure_file;
 

@@ -1,4 +1,4 @@
-// A fuzz target: what libFuzzer calls, and what the program for random inputs (standalone.cpp) asks besides.
+// A fuzz target: what libFuzzer calls, and what standalone.cpp, which makes random inputs, needs besides.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace octile::fuzz {
 
-// What this many inputs have reached, as text; empty: too little, for a target that reaches nothing finds nothing.
+// What this many inputs have reached, as text; empty if that is too little: a target that reaches nothing finds
+// nothing.
 std::string reached(std::uint64_t inputs);
 
 }  // namespace octile::fuzz

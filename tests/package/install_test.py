@@ -1,4 +1,4 @@
-"""Octile as others use it: installed and moved, found by CMake and by pkg-config, or inside another CMake project."""
+"""Octile as users have it: installed and moved, found by CMake and pkg-config, or inside another CMake project."""
 
 import os
 import re
@@ -13,12 +13,12 @@ BUILD = Path(os.environ["OCTILE_BUILD_DIR"])
 CMAKE = os.environ["OCTILE_CMAKE"]
 CC = os.environ["OCTILE_CC"]
 CXX = os.environ["OCTILE_CXX"]
-FLAGS = os.environ.get("OCTILE_FLAGS", "")  # a sanitizer's, which who links the library needs too
+FLAGS = os.environ.get("OCTILE_FLAGS", "")  # a sanitizer's, which programs that link the library need too
 CONSUMER = SOURCE / "tests" / "package" / "consumer"
 
 
 def run(*command, **environment):
-    """Runs a command and returns what it printed; if it fails, all of it is in the exception."""
+    """Runs a command and returns its output; if it fails, the exception contains all of it."""
     result = subprocess.run(list(map(str, command)), env={**os.environ, **environment}, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     if result.returncode != 0:
@@ -39,7 +39,7 @@ class InstallTest(unittest.TestCase):
         cls.scratch = Path(tempfile.mkdtemp(prefix="octile-install-"))
         cls.addClassCleanup(shutil.rmtree, cls.scratch)
         run(CMAKE, "--install", BUILD, "--prefix", cls.scratch / "before")
-        cls.prefix = cls.scratch / "after the move"  # a tree that depends on its place, or on quoting, breaks here
+        cls.prefix = cls.scratch / "after the move"  # breaks a tree that depends on its location or on quoting
         (cls.scratch / "before").rename(cls.prefix)
         cls.lib = next(cls.prefix.glob("lib*/**/pkgconfig")).parent
         cls.shared = (cls.lib / "liboctile.so").exists()
@@ -61,7 +61,7 @@ class InstallTest(unittest.TestCase):
         pkg_config = {"PKG_CONFIG_PATH": str(self.lib / "pkgconfig")}
         version = run("pkg-config", "--modversion", "octile", **pkg_config).strip()
         self.assertRegex(version, r"^\d+\.\d+\.\d+$")
-        # A shell takes pkg-config's quoting apart, as a makefile would.
+        # A shell interprets pkg-config's quoting, as a makefile would.
         for compiler, source in ((f"{CXX} {FLAGS} -std=c++20", "main.cpp"), (f"{CC} {FLAGS} -std=c11", "main.c")):
             program = self.scratch / f"pc_{source.replace('.', '_')}"
             run("sh", "-ec", f"""eval "{compiler} '{CONSUMER / source}' -o '{program}' """
@@ -72,7 +72,7 @@ class InstallTest(unittest.TestCase):
         """Without LD_LIBRARY_PATH; the library is in a folder that the dynamic linker does not know."""
         if not shutil.which("pkg-config"):
             self.skipTest("there is no pkg-config")
-        place = self.scratch / "plain"  # the line of the page does not quote
+        place = self.scratch / "plain"  # the page's line does not quote
         place.symlink_to(self.prefix)
         line, = [line for line in (SOURCE / "docs/how-to/serve-cpp.md").read_text().splitlines()
                  if line.startswith("g++ -std=c++20 main.cpp")]
@@ -115,11 +115,11 @@ class InstallTest(unittest.TestCase):
                 self.assertTrue((documents / name).exists(), f"{path}: {name}")
 
     def test_by_another_user_than_the_builder(self):
-        """Who may read the build folder, and not write the list of what is installed there."""
+        """A user who may read the build folder, but not write the list of installed files there."""
         prefix, manifest = self.scratch / "by another", BUILD / "install_manifest.txt"
         manifest.unlink()
         self.addCleanup(manifest.unlink)
-        manifest.symlink_to("no such folder/list")  # nor may root write there
+        manifest.symlink_to("no such folder/list")  # not even root can write there
         self.assertIn("All is installed", run(CMAKE, "--install", BUILD, "--prefix", prefix))
         self.assertEqual(*(sorted(path.relative_to(folder) for path in folder.rglob("*")) for folder in (prefix, self.prefix)))
 
@@ -151,7 +151,7 @@ class InstallTest(unittest.TestCase):
 @unittest.skipIf(FLAGS, "another compiler and its flags share no objects with a release build")
 class SubprojectTest(unittest.TestCase):
     def test_fetch_content(self):
-        # With the options of a release build, and beside it, its objects are in the compile cache, whose base_dir may make
+        # Beside a release build, and with its options, its objects are in the compile cache, whose base_dir may make
         # paths relative.
         with tempfile.TemporaryDirectory(prefix="subproject-", dir=BUILD.parent) as scratch:
             launcher = shutil.which("ccache") or ""

@@ -83,7 +83,7 @@ class PackageTest(unittest.TestCase):
         self.assertIn("octile/py.typed", package)
         expected = package | {"octile/liboctile.so", "octile/_octile_torch.so", "octile/_octile_reader.so"}
         expected |= {"octile/octile.h", "octile/octile_calibration.h"}
-        for shelf in ("tutorials", "how-to", "reference", "explanation"):  # what messages name
+        for shelf in ("tutorials", "how-to", "reference", "explanation"):  # which messages name
             expected |= {f"octile/docs/{shelf}/{path.name}" for path in (SOURCE / "docs" / shelf).iterdir()}
         self.assertEqual({name for name in names if ".dist-info/" not in name}, expected)
         self.assertIn(f"octile-{version_of_header()}.dist-info/licenses/LICENSE", names)

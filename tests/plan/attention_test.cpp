@@ -1,5 +1,5 @@
-// Attention of one query token: every instruction set against the scalar twin, over shapes, types, strides and masks;
-// what its bits do not depend on; and what it refuses.
+// Attention of one query token: every instruction set against the scalar version, over shapes, types, strides and
+// masks; what its bits do not depend on; and what it refuses.
 #include "plan/attention.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ struct Problem {
   Sizes s;
   std::int64_t padding = 3, heads = s.kv_heads * s.group;
   std::vector<T> query, key, value, y, expected;
-  std::vector<std::uint8_t> mask;  // twice as long as it should be: its stride is 2
+  std::vector<std::uint8_t> mask;  // twice as long as needed: its stride is 2
   std::int64_t query_shape[3] = {s.batch, heads, s.size}, query_strides[3] = {heads * s.size, s.size, 1};
   std::int64_t cache_shape[4] = {s.batch, s.kv_heads, s.positions, s.size};
   // (batch, positions, heads, size + padding)
@@ -133,9 +133,10 @@ TYPED_TEST(Attention, OfEveryShapeIsItsTwins) {
   constexpr Sizes kSizes[] = {{1, 4, 3, 160, 128}, {2, 1, 1, 300, 64}, {1, 2, 2, 70, 80},   {2, 2, 4, 33, 96},
                               {1, 1, 5, 600, 256}, {1, 2, 8, 129, 20}, {3, 1, 71, 130, 64}, {1, 1, 7, 1, 1},
                               {1, 3, 6, 257, 37},  {4, 2, 2, 128, 16}};
-  constexpr double kStep = std::is_same_v<TypeParam, float>  ? 0x1p-20
-                           : std::is_same_v<TypeParam, Half> ? 0x1p-11
-                                                             : 0x1p-8;  // half of the last place, or of some sums
+  constexpr double kStep = std::is_same_v<TypeParam, float> ? 0x1p-20
+                           : std::is_same_v<TypeParam, Half>
+                               ? 0x1p-11
+                               : 0x1p-8;  // half a unit in the last place, or in that of some sums
   for (const Sizes& s : kSizes) {
     for (const Shown shown : {Shown::all, Shown::beginning, Shown::some, Shown::none_of_one}) {
       Problem<TypeParam> p(s, shown);
@@ -209,7 +210,7 @@ TYPED_TEST(Attention, HasTheSameBitsOnAnyThreadsAndAlone) {
   }
 }
 
-// Scores so far apart that most weights are 0, and so large that a sum of their exp would overflow.
+// Scores so far apart that most weights are 0, and so large that their exp would overflow.
 TYPED_TEST(Attention, OfLargeScores) {
   Problem<TypeParam> p({1, 1, 2, 200, 64});
   p.args.scale = 200;
@@ -223,7 +224,7 @@ TYPED_TEST(Attention, OfLargeScores) {
 }
 
 TEST(AttentionWithoutWeight, KeepsWhatIsNotANumber) {
-  // Scores of these positions are -inf: all, those of a split of 128, and some that begin within one.
+  // The scores of these positions are -inf: all, those of a split of 128, and some that begin within one.
   for (const auto& range : {std::pair{0, 300}, {128, 256}, {250, 300}}) {
     Problem<float> p({1, 1, 3, 300, 20}, Shown::all);
     for (std::size_t h = 0; h < 3; ++h) p.query[h * 20] = 1;

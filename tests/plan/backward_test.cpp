@@ -1,5 +1,5 @@
-// The gradients against f64: how far each product lies from its central value, for each type, beside the bound that it
-// is tested against; and identities that gradients keep whatever their rounding.
+// The gradients against f64: each product's distance from its central value, for each type, and the bound that it
+// is tested against; and identities that gradients satisfy whatever their rounding.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ double exact(T v) {
   }
 }
 
-// Half a unit in the last place at v: what a rounding to the type can be off.
+// Half a unit in the last place at v: the largest error of rounding to the type.
 template <class T>
 double half_ulp(double v) {
   struct Format {
@@ -165,7 +165,7 @@ Central central_db(const Layer<T>& l, std::int64_t n) {
 template <class T>
 constexpr double kUnitRoundoff = std::is_same_v<RealOf<T>, double> ? 0x1p-53 : 0x1p-24;
 
-// What a sum in float may be off before it is rounded to T: a term takes two roundings to be formed (integer * scale,
+// The error bound of a float sum before it is rounded to T: a term takes two roundings to be formed (integer * scale,
 // and times dY) and up to terms - 1 to be added, in whatever order; n roundings change it by at most n u / (1 - n u)
 // (Higham, section 3.1). The central value may be a sum in f64 itself, with the same bound in its own unit.
 template <class T>
@@ -175,7 +175,7 @@ double float_sum_error(const Central& sum) {
   return (gamma(kUnitRoundoff<T>) + gamma(0x1p-53)) * sum.magnitude;
 }
 
-// What an int8 product may be off. With d = dY * scale in the arithmetic's type and s the scale of its segment:
+// The error bound of an int8 product. With d = dY * scale in the arithmetic's type and s the scale of its segment:
 //   - d carries one rounding, d / s another, and s itself may be rounded down so that the largest quotient passes 127
 //     by up to 2 * 127 u and is clamped: together at most 5 u |d| for each element (|d| <= 127 s (1 + 2 u));
 //   - rounding to an integer adds at most s / 2 (nearest) or s (stochastic), so that
@@ -222,7 +222,7 @@ Int8Terms int8_terms_dw(const Layer<T>& l, std::int64_t n, std::int64_t k) {
 }
 
 // Compares a gradient with its central values, prints the largest and the root mean square error, and fails where an
-// error is beyond its bound plus the one rounding to T.
+// error exceeds its bound plus the one rounding to T.
 template <class T>
 class ErrorReport {
  public:
@@ -299,9 +299,9 @@ TYPED_TEST(Backward, Int8ProductsKeepTheirBound) {
         dw.add(g.dw[at(n, k, kK)], central, int8_error<TypeParam>(int8_terms_dw(layer, n, k), central, step));
       }
     }
-    // The bounds above are for the worst case. In the mean, a step of s = amax / 127 adds a variance of s^2 / 12
+    // The bounds above are for the worst case. On average, a step of s = amax / 127 adds a variance of s^2 / 12
     // (stochastic: s^2 / 6) to that of d; amax is here about 4.4 deviations, so that the noise is about
-    // 4.4 / 127 / sqrt(12) = 1 % (1.4 %) of the signal. Far more would be a mistake, and so would far less.
+    // 4.4 / 127 / sqrt(12) = 1 % (1.4 %) of the signal. Far more or far less would be a mistake.
     const double usual = rounding == Rounding::nearest ? 0.010 : 0.014;
     EXPECT_LT(dx.relative(), 1.5 * usual);
     EXPECT_LT(dw.relative(), 1.5 * usual);
@@ -310,8 +310,8 @@ TYPED_TEST(Backward, Int8ProductsKeepTheirBound) {
   }
 }
 
-// The gradient of a mean over many tokens is tiny; where nothing overflows or vanishes, a power of two less of dY is as
-// much less of every gradient, exactly.
+// The gradient of a mean over many tokens is tiny. Unless something overflows or underflows, scaling dY by a power of
+// two scales every gradient by exactly the same.
 TEST(SmallGradients, KeepTheirBits) {
   constexpr float kLess = 0x1p-40f;
   const Layer<float> layer(5);
@@ -386,8 +386,8 @@ TEST(BackwardIdentities, TheBiasIsAWeightOnOnes) {
   for (std::int64_t n = 0; n < kN; ++n) EXPECT_EQ(g.dw[at(n, 3, kK)], g.db[static_cast<std::size_t>(n)]) << n;
 }
 
-// A factor of a power of two on dY is the same factor on every gradient, bit for bit, in int8 too: its scale takes it
-// up.
+// Scaling dY by a power of two scales every gradient by the same, bit for bit, in int8 too, where the scale takes the
+// factor.
 TEST(BackwardIdentities, PowersOfTwoPassThrough) {
   const Layer<float> layer(6);
   Layer<float> larger = layer;
@@ -404,12 +404,12 @@ TEST(BackwardIdentities, PowersOfTwoPassThrough) {
   }
 }
 
-// Rows of the batch in another order: dX has its rows in that order, and the int8 dW, whose sum is exact, its very
-// bits.
+// With the rows of the batch in another order, dX has its rows in that order, and the int8 dW, whose sum is exact, the
+// same bits.
 TEST(BackwardIdentities, TheOrderOfTheBatchDoesNotMatter) {
   const Layer<float> layer(7);
   Layer<float> turned = layer;
-  const auto from = [](std::int64_t m) { return (m * 29 + 5) % kM; };  // 29 is prime to 96
+  const auto from = [](std::int64_t m) { return (m * 29 + 5) % kM; };  // 29 and 96 are coprime
   for (std::int64_t m = 0; m < kM; ++m) {
     std::copy_n(layer.dy.begin() + from(m) * kN, kN, turned.dy.begin() + m * kN);
     std::copy_n(layer.x.begin() + from(m) * kK, kK, turned.x.begin() + m * kK);
@@ -452,7 +452,7 @@ struct Blocked {
   std::uint64_t seed = 0;
 };
 
-// Operands and outputs of one. Tokens differ in size by up to 2^12, so that blocks have scales of their own.
+// Its operands and outputs. Tokens differ in size by up to 2^12, so that blocks have different scales.
 template <class T>
 struct BlockedRun {
   using Real = RealOf<T>;
@@ -581,7 +581,7 @@ LinearBackwardDescription blocked(std::int64_t m, std::int64_t n, std::int64_t k
 }
 
 TYPED_TEST(Backward, GradientsInBlocksAreTheContractsSums) {
-  // Several blocks, whole and short; one; contractions shorter than a block; fewer rows than the plan's.
+  // Several blocks, full and short; one block; contractions shorter than a block; fewer rows than the plan's.
   struct Size {
     std::int64_t max_rows, rows, n, block;
   };
@@ -606,7 +606,7 @@ TYPED_TEST(Backward, GradientsInBlocksAreTheContractsSums) {
   }
 }
 
-// A product that is not int8 has the bits that it has without blocks.
+// A product that is not int8 has the same bits as without blocks.
 TEST(BlockedBackward, OneProductAlone) {
   for (const auto& [dx, dw] : {std::pair{kInt8, kFloat}, {kFloat, kInt8}, {kInt8, kNo}, {kNo, kInt8}}) {
     for (const bool db : {false, true}) {
@@ -664,7 +664,7 @@ TEST(BlockedBackward, SumsOfNothingAreZero) {
   }
 }
 
-// What blocks are for: where tokens differ in size, a large one costs only its own block's tokens their bits.
+// The purpose of blocks: where tokens differ in size, a large one costs precision only in its own block.
 TEST(BlockedBackward, ErrorsFallWithTheBlock) {
   double last = 1;
   for (const std::int64_t block : {1024, 256, 128}) {
@@ -683,7 +683,7 @@ TEST(BlockedBackward, ErrorsFallWithTheBlock) {
       }
     }
     const double error = std::sqrt(squares);
-    // Its block's tokens are rounded away, so the error's square is about as the length of the block.
+    // The tokens of the large one's block are rounded away, so the squared error is about proportional to the block.
     if (block < 1024) {
       EXPECT_LT(error, (block == 256 ? 0.6 : 0.9) * last) << block;
     }

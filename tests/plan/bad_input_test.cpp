@@ -1,4 +1,4 @@
-// Every rejection has a case here that triggers it: the status, the values named in the text, and nothing written.
+// Every rejection has a case here that triggers it: the status, the values named in the message, and nothing written.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::int64_t kRows = 4;
 constexpr std::int64_t kCols = 6;
 constexpr std::int64_t kHuge = std::int64_t{1} << 62;
 
-// The texts that an error must contain, and its status.
+// The status of an error, and the texts that it must contain.
 struct Expected {
   Status status;
   std::vector<std::string> texts;
@@ -37,7 +37,7 @@ void expect_error(const std::function<void()>& call, const Expected& expected) {
   }
 }
 
-// A quantizer's problem that is right, for a case to make one thing wrong.
+// A valid problem for a quantizer, in which each case makes one thing wrong.
 struct Quantizer {
   QuantizeDescription description{.rows = kRows, .cols = kCols};
   std::vector<float> x = std::vector<float>(kRows * kCols + 1, 0.5f);
@@ -301,7 +301,7 @@ TEST(BadArguments, OtherQuantizerPlans) {
       {Status::invalid_argument, {"overlaps"}});
 }
 
-// A layer that is right.
+// A valid layer.
 struct Layer {
   static constexpr std::int64_t kM = 3, kN = 5, kK = 32;
   LinearDescription description{.m = kM, .n = kN, .k = kK, .bias = true};
@@ -431,7 +431,7 @@ TEST(BadDescription, Linear) {
       {invalid, {"static_scale"}});
 }
 
-// The kernels that the text of an error lists.
+// The kernels that an error message lists.
 std::vector<std::string> kernels_listed(const std::function<void()>& select) {
   try {
     select();
@@ -515,7 +515,7 @@ TEST(BadArguments, Linear) {
       {invalid, {"weight_zero_point[3, 0] = 8", "-8..7"}});
 }
 
-// A backward pass that is right: all three products, dX and dW in int8.
+// A valid backward pass: all three products, dX and dW in int8.
 struct BackwardPass {
   static constexpr std::int64_t kM = 3, kN = 5, kK = 4;
   LinearBackwardDescription description{
@@ -612,7 +612,7 @@ TEST(BadArguments, LinearBackward) {
   expect_backward_error([](auto& c) { c.workspace.size = 3; }, {Status::workspace_too_small, {"workspace of 3 bytes"}});
 }
 
-// What looks like an overlap but is none: two column slices of one matrix; and what only reads may share.
+// What looks like an overlap but is not: two column slices of one matrix; and inputs, which may share memory.
 TEST(GoodArguments, SlicesOfOneMatrix) {
   std::vector<float> both(kRows * 2 * kCols, 0.5f);
   std::vector<float> scale(kRows);

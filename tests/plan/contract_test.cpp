@@ -1,5 +1,5 @@
-// The number contract, line by line: values worked out by hand, and whole tensors worked out in another way than the
-// library does it (integers, exact quotients in f64, roundings spelled out). Every golden holds for every row.
+// The number contract, line by line: values worked out by hand, and whole tensors computed in another way than the
+// library's (integers, exact quotients in f64, explicit roundings). Every expected value holds for every row.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ std::vector<std::string> arches() {
   return {found.begin(), found.end()};
 }
 
-// The library's own arches take every problem here, but for those that a test names.
+// The library's own arches accept every problem here, except those that a test names.
 const std::set<std::string> kOwnArches = {"reference",  "portable", "avx2", "avxvnni",
                                           "avx512vnni", "amx",      "neon", "i8mm"};
 
@@ -45,8 +45,8 @@ bool multiplies_floats(const LinearBackwardDescription& d) {
   return d.dx == Product::dequantized || d.dw == Product::dequantized;
 }
 
-// Of another arch, which may be a single new row (docs/how-to/add-kernel.md): why its rows reject a problem, "" if they
-// do not. Always "" for the library's own, but for AMX's rows of floats, which take bf16 alone.
+// Why another arch, perhaps a single new row (docs/how-to/add-kernel.md), rejects a problem; "" if it does
+// not. Always "" for the library's own, except for AMX's float rows, which take only bf16.
 template <class Plan = LinearPlan, class Description>
 std::string rejection(const std::string& arch, Description description) {
   if (kOwnArches.count(arch) != 0 && !(arch == "amx" && multiplies_floats(description))) return "";
@@ -89,7 +89,7 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // ---- The contract's arithmetic, spelled another way ----
 
-// To the nearest integer, ties to the even one.
+// To the nearest integer, ties to even.
 double round_half_even(double v) {
   const double low = std::floor(v);
   const double up = v - low;
@@ -133,11 +133,11 @@ Bytes full_range(std::size_t size, std::uint64_t seed) {
   return v;
 }
 
-// The products of a backward, and the blocks of its gradient.
+// The products of a backward pass, and the blocks of its gradient.
 constexpr std::pair<Product, std::int64_t> kBackwards[] = {
     {Product::dequantized, 0}, {Product::int8, 0}, {Product::int8, 128}};
 
-// One row of f32, quantized whole.
+// One row of f32, quantized as a whole.
 struct RowResult {
   Bytes q;
   float s;
@@ -283,7 +283,7 @@ TEST_P(EveryArch, FourBitsGoLowNibbleFirst) {
   EXPECT_EQ(q, (Values<std::uint8_t>{0xe1, 0x97, 0x03}));
 }
 
-// All that a row of 16-bit floats can hold up to its largest: among them are many ties.
+// Every value of a row of 16-bit floats up to its largest: many are ties.
 template <class T>
 void quantize_every_value(const std::string& arch, DType dtype, std::uint16_t largest) {
   Values<T> x;
@@ -302,7 +302,7 @@ void quantize_every_value(const std::string& arch, DType dtype, std::uint16_t la
   EXPECT_EQ(s, expected.s) << largest;
   EXPECT_TRUE(q == expected.q) << largest;
 
-  // In groups that each end with the largest one.
+  // In groups that each end with the largest value.
   for (const std::int64_t group : {128, 32, 33}) {
     const auto last = static_cast<std::size_t>(
         std::find_if(x.begin(), x.end(), [&](const T& value) { return value.bits == largest; }) - x.begin());
@@ -341,7 +341,7 @@ TEST_P(EveryArch, EverySixteenBitFloat) {
   quantize_every_value<BFloat16>(GetParam(), DType::bf16, 0x7f7f);
 }
 
-// The same where the scale is given: then many are clamped, and products with the inverse may be infinite.
+// The same with a given scale: many are clamped, and products with the inverse may be infinite.
 template <class T>
 void quantize_by_given_scale(const std::string& arch, DType dtype, float s, std::int32_t z, std::mt19937& random) {
   constexpr std::int64_t kRows = 32, kCols = 1 << 11;
@@ -384,7 +384,7 @@ TEST_P(EveryArch, EverySixteenBitFloatByGivenScales) {
   }
 }
 
-// Every granularity is the quantizer of one segment on its own.
+// Every granularity quantizes each segment as if it were alone.
 TEST_P(EveryArch, SegmentsAreQuantizedOnTheirOwn) {
   constexpr std::int64_t kRows = 37, kCols = 96, kGroup = 32;
   const Floats x = normal(kRows * kCols, 3);
@@ -672,7 +672,7 @@ TEST_P(EveryArch, TheForwardIsTheContractsFormula) {
   }
 }
 
-// A whole dynamic layer from f16, and the result in f16.
+// A whole dynamic layer with f16 input and output.
 struct HalfLayer {
   std::int64_t n, k;
   Bytes w;
@@ -703,7 +703,7 @@ TEST_P(EveryArch, ARowOfYHasTheSameBitsAloneAndInABatchOf4096) {
   Values<Half> x, batch(kBatch * kN), alone(kN);
   for (const float v : normal(kBatch * kK, 21)) x.push_back(Half(v));
   run<LinearPlan>(layer.description(kBatch), GetParam(), layer.args(as(x), as(batch), kBatch));
-  for (const std::int64_t most : {std::int64_t{1}, kBatch}) {  // a plan for one row, and one row of a plan for many
+  for (const std::int64_t most : {std::int64_t{1}, kBatch}) {  // a plan for one row, and one row with a plan for many
     LinearDescription d = layer.description(most);
     d.kernel = GetParam();
     const LinearPlan plan = LinearPlan::select(d);
@@ -767,7 +767,7 @@ TEST_P(EveryArch, TheBitsDoNotDependOnTheNumberOfThreads) {
 
 // ---- The int8 backward ----
 
-// The fold over blocks of d, quantized with the backward's least scale, times the integers beside it.
+// The fold over blocks of d, quantized with the backward's smallest scale, times the integers beside it.
 float folded(const Floats& d, const Bytes& integers, std::size_t block) {
   float t = 0;
   for (std::size_t first = 0; first < d.size(); first += block) {
@@ -943,7 +943,7 @@ TEST_P(EveryArch, FourBitWeightsByExactSums) {
   }
 }
 
-// A kernel may take what is subnormal in bf16 for zero, and nothing else. 7 - -8 is the largest integer.
+// A kernel may treat bf16 subnormals, and nothing else, as zero. 7 - -8 is the largest integer.
 TEST_P(EveryArch, TinyAndInfiniteBf16TimesFourBitWeights) {
   constexpr std::int64_t kN = 18, kK = 65;
   for (const std::int64_t m : {4, 60}) {

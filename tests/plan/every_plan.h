@@ -1,4 +1,4 @@
-// Every kind of plan in every mode that has a path of its own, with its tensors: for what all plans promise.
+// Every kind of plan in every mode that has its own code path, with its tensors, to test what all plans promise.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,7 @@ class EveryPlan {
     begin_ = memory_.data() + (kLine - reinterpret_cast<std::uintptr_t>(memory_.data()) % kLine);
   }
 
-  // What holds the pieces of the call that is visited, and the gaps around them.
+  // The memory of the visited call, and the gaps around its tensors.
   std::byte* begin() const { return begin_; }
   std::byte* end() const { return begin_ + at_; }
 
@@ -383,7 +383,7 @@ class EveryPlan {
     }
   }
 
-  // The rows of four experts: none, one, the others what there is.
+  // The rows of four experts: none, one, and the rest divided between the other two.
   Tensor offsets_of(std::int64_t m) {
     const Tensor offsets = vector_of("offsets", DType::s32, 5);
     const std::int64_t ends[] = {0, 0, 1, 1 + (m - 1) / 3, m};

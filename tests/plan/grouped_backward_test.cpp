@@ -191,7 +191,8 @@ TYPED_TEST(GroupedBackward, OptionsHaveTheBitsOfTheLoop) {
   }
 }
 
-// Experts at and above the rows that one thread takes, and one of more rows than a block of dW's contraction.
+// Experts at and above the number of rows that one thread takes, and one with more rows than a block of dW's
+// contraction.
 TEST(GroupedBackward, LargeExpertsHaveTheBitsOfTheLoop) {
   for (const Product product : {Product::dequantized, Product::int8}) {
     Experts<float> experts({.n = 200, .k = 130, .dx = product, .dw = product, .db = true}, {2, 1500, 128, 129});
@@ -238,7 +239,7 @@ TEST(GroupedBackward, ExpertsWithoutRowsLeaveWhatTheyAddTo) {
   }
 }
 
-// More rows than an int8 dW sums, but not of one expert.
+// More rows than an int8 dW can sum, but not in one expert.
 TEST(GroupedBackward, LongestContraction) {
   Experts<float> experts({.n = 1, .k = 1, .dx = Product::none, .dw = Product::int8}, {kMaxContraction, 2});
   EXPECT_TRUE(experts.run(2) == experts.loop());

@@ -55,7 +55,7 @@ struct Experts {
 
   std::int64_t groups() const { return d.weight.granularity == Granularity::group ? d.k / d.weight.group : 1; }
 
-  // Of `experts` from expert e on.
+  // For `experts` experts, from e on.
   LinearPackArgs weight(std::int64_t e, std::int64_t experts) const {
     LinearPackArgs a;
     const std::int64_t rows = experts * d.n, first = e * d.n;
@@ -215,7 +215,7 @@ TEST(Grouped, RefusesArguments) {
   expect_in("offsets[0] = -1, expected 0 to 5", refused([](auto&) {}));
 }
 
-// Which experts all threads work at, and which one thread takes.
+// Which experts all threads share, and which one thread takes.
 TEST(Grouped, SharesOutExperts) {
   const auto shared = [](const std::vector<std::int32_t>& rows, int threads) {
     std::vector<std::int32_t> offsets = {0}, order(rows.size());
@@ -238,7 +238,7 @@ TEST(Grouped, SharesOutExperts) {
   EXPECT_EQ(shared({1, 1, 1}, 2), "a11");        // an odd one
   EXPECT_EQ(shared({1, 1}, 4), "aa");            // fewer than threads
   EXPECT_EQ(shared({1, 300, 1}, 2), "1a1");      // many rows
-  EXPECT_EQ(shared({100, 8, 4, 4}, 2), "aa11");  // more than half of what there is; then an odd one
+  EXPECT_EQ(shared({100, 8, 4, 4}, 2), "aa11");  // more than half of the rows; then an odd one
   EXPECT_EQ(shared({5, 5}, 1), "aa");
   EXPECT_EQ(shared({0, 0}, 2), "--");
 }

@@ -1,5 +1,5 @@
-// The packed weight: what lies where, that a plan needs nothing else, and that bad buffers are refused. And the int8
-// products at the edges that a sweep of random integers does not meet.
+// The packed weight: its layout, that a plan needs nothing else, and that bad buffers are refused. And int8
+// products at edges that random integers do not reach.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -134,7 +134,7 @@ std::string error_of(const std::function<void()>& body, Status status) {
 
 }  // namespace
 
-// By the words of docs/reference/packed-weights.md, not by the code.
+// Follows docs/reference/packed-weights.md, not the code.
 TEST(PackedWeight, ValuesOfS8LieWhereTheManualSays) {
   const Layer layer(s8_layer(), Random(1));
   const LinearPlan plan = LinearPlan::select(layer.d);
@@ -289,7 +289,7 @@ TEST(PackedWeight, BadCallsAreRefused) {
             std::string::npos);
 }
 
-// Weights whose four magnitudes meet in 16 bits with a sum of just 258, and just beyond, against activations of 127:
+// Weights whose four magnitudes that share 16 bits sum to exactly 258, and just above, against activations of 127:
 // where the AVX2 row decides between its two loops.
 TEST(W8A8, MagnitudesAtTheEdgeOfSixteenBits) {
   for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::amx}) {
@@ -313,7 +313,7 @@ TEST(W8A8, MagnitudesAtTheEdgeOfSixteenBits) {
   cpu::isa_ceiling = cpu::Isa::amx;
 }
 
-// Bell curves, as weights are: the sweep's integers are spread evenly.
+// Bell-shaped, as weights are: the sweep's integers are uniform.
 TEST(W8A8, WeightsInABellCurveOnEveryInstructionSet) {
   Layer layer({.m = 70, .n = 90, .k = 1300, .packed_weight = true, .bias = true}, Random(8));
   Random random(9);
@@ -363,8 +363,8 @@ TEST(W8A8, WeightsInGroupsOnEveryInstructionSet) {
   cpu::isa_ceiling = cpu::Isa::amx;
 }
 
-// A packed weight of a little more than a megabyte: some kernels then go along one panel at a time. 129 lines are an
-// odd number, and 129 panels no multiple of a tile's.
+// A packed weight of a little more than a megabyte: some kernels then take one panel at a time. 129 lines are an odd
+// number, and 129 panels not a multiple of a tile's.
 TEST(W4A8, ARowAloneTimesALargeWeightOnEveryInstructionSet) {
   for (const std::int64_t group : {0, 32, 128}) {
     for (const bool zero_point : {false, true}) {

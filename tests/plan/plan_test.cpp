@@ -1,4 +1,4 @@
-// What every plan promises whatever it computes: run allocates nothing, plans are shared by threads, explain() tells.
+// What every plan promises: run allocates nothing, threads may share a plan, explain() describes it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -28,7 +28,7 @@ std::atomic<long> allocations{0};
 }  // namespace
 
 #if defined(__clang__) && defined(__SANITIZE_THREAD__)
-// Its operator new cannot be replaced, and tells of allocations.
+// Its operator new cannot be replaced, but it reports allocations.
 [[maybe_unused]] const int hooks = __sanitizer_install_malloc_and_free_hooks(
     [](const volatile void*, std::size_t) { ++allocations; }, [](const volatile void*) {});
 #else
@@ -44,7 +44,7 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 namespace octile {
 namespace {
 
-// One training step's tensors of a layer, and the plans that make them.
+// One training step's tensors of a layer, and the plans that compute them.
 struct TrainingStep {
   std::int64_t m, n, k;
   std::vector<float> x, w, dy, y, dx, dw, db, x_scale, w_scale;
@@ -123,11 +123,11 @@ TEST(Plan, RunAllocatesNothing) {
   const StepPlans plans(step, 2);
   std::vector<std::byte> memory(plans.workspace_size());
   const Workspace workspace{memory.data(), memory.size()};
-  plans.run(step, workspace);  // the first run makes the threads
+  plans.run(step, workspace);  // the first run creates the threads
   const long before = allocations;
   plans.run(step, workspace);
   EXPECT_EQ(allocations, before);
-  std::vector<int> seen(3);  // the counter counts
+  std::vector<int> seen(3);  // checks the counter itself
   EXPECT_GT(allocations, before);
 }
 
@@ -232,7 +232,7 @@ TEST(Plan, GuaranteesArePerOutputOfTheBackward) {
   }
 }
 
-// Lines of the text that begin so.
+// The lines of the text that begin with this.
 std::vector<std::string> lines_with(const std::string& text, const std::string& begin) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -313,7 +313,7 @@ TEST(Plan, ExplainsWhatItsTimesAreOf) {
   LinearDescription packed = d;
   packed.packed_weight = true;
   EXPECT_TRUE(lines_with(LinearPlan::select(packed).explain(), "  packed_weight").empty());
-  if (product_of(LinearPlan::select(d)).find("avx") == std::string::npos) return;  // those pack what is not
+  if (product_of(LinearPlan::select(d)).find("avx") == std::string::npos) return;  // those pack an unpacked weight
   ASSERT_EQ(lines_with(text, "  packed_weight = true would be faster: ").size(), 1u) << text;
   EXPECT_NE(text.find("faster: " + product_of(LinearPlan::select(packed)) + ": expected "), std::string::npos) << text;
 }
@@ -341,7 +341,7 @@ using test::Piece;
 constexpr test::Size kSmall{6, 40, 64};
 constexpr test::Size kForFourThreads{64, 512, 512};
 
-// Memory of its own for a run.
+// Separate memory for one run.
 class OwnWorkspace {
  public:
   explicit OwnWorkspace(const Call& call) : memory_(call.workspace_size) {}
@@ -385,7 +385,7 @@ TEST(EveryPlan, RefusesAWorkspaceThatOverlapsATensor) {
         const bool overlaps = std::any_of(call.pieces.begin(), call.pieces.end(), [&](const Piece& piece) {
           return place < piece.begin + piece.bytes && piece.begin < place + call.workspace_size;
         });
-        // What the plan does not use of a larger workspace may overlap.
+        // The unused part of a larger workspace may overlap.
         const std::size_t size = call.workspace_size + 7 * sizeof(float);
         ASSERT_EQ(refuses(call, {place, size}), overlaps) << call.name << ", workspace at " << place - plans.begin();
         ASSERT_EQ(call.outputs(), expected) << call.name << ", workspace at " << place - plans.begin();
@@ -417,7 +417,7 @@ TEST(EveryPlan, AllocatesNothing) {
     EveryPlan plans({.size = {64, 256, 256}, .threads = threads});
     plans.for_each([&](const Call& call) {
       OwnWorkspace own(call);
-      call.run(own);  // the first run makes the threads
+      call.run(own);  // the first run creates the threads
       const long before = allocations;
       call.run(own);
       EXPECT_EQ(allocations, before) << call.name;
@@ -458,7 +458,7 @@ class Environment {
   decltype(read()) saved_;
 };
 
-// The bits, and what the caller finds afterwards: its own environment, sticky flags and all.
+// The bits, and that the caller's environment is unchanged afterwards, sticky flags included.
 void expect_own_environment(const Choice& choice) {
   EveryPlan plans(choice);
   plans.for_each([&](const Call& call) {
@@ -482,7 +482,7 @@ void expect_own_environment(const Choice& choice) {
   });
 }
 
-// Sizes for four threads are for the rows that have threads: the reference takes minutes for them.
+// The sizes for four threads are only for rows that use threads: the reference would take minutes.
 bool has_threads() {
   const std::vector<KernelInfo> rows = kernels();
   return std::any_of(rows.begin(), rows.end(), [](const KernelInfo& row) { return row.name == "quantize_portable"; });
@@ -495,9 +495,9 @@ TEST(EveryPlan, ComputesInItsOwnFloatingPointEnvironment) {
 }
 
 #if defined(__unix__)
-constexpr std::size_t kStack = 128 << 10;  // what a thread of musl has
+constexpr std::size_t kStack = 128 << 10;  // the size of a musl thread's
 
-// Runs body on a thread with so little stack, as are threads that the library makes meanwhile.
+// Runs body on a thread with this small stack; threads that the library starts meanwhile have it too.
 void on_a_small_stack(void (*body)()) {
   pthread_attr_t attributes;
   ASSERT_EQ(pthread_attr_init(&attributes), 0);

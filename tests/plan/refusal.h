@@ -1,4 +1,4 @@
-// What a plan says when it refuses a call.
+// The message with which a plan refuses a call.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace octile {
 
-// "" where it does not.
+// "" if it accepts the call.
 template <class Call>
 std::string refusal(const Call& call) {
   try {

@@ -1,5 +1,5 @@
-// Measured choices: they are obeyed and explained, they change no bit of an exact path, and a file that is damaged, of
-// another device or hostile is refused in words.
+// Measured choices: they are used and explained, they change no bit of an exact path, and a file that is damaged, for
+// another device or malicious is refused with a reason.
 #include "plan/tuning.h"
 
 #include <gtest/gtest.h>
@@ -22,9 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kReference = "w8a8_gemm_reference";  // in every build, and only in a scalar one the choice
+constexpr std::string_view kReference = "w8a8_gemm_reference";  // in every build; only a scalar one would choose it
 
-// A folder of its own, which is the user's cache; nothing is tuned before and after.
+// A temporary folder as the user's cache; nothing is tuned before or after.
 class TuningTest : public testing::Test {
  protected:
   TuningTest() {
@@ -87,7 +87,7 @@ TEST_F(TuningTest, AMeasuredRowIsChosenAndExplained) {
   EXPECT_TRUE(says(plan, "  tuning: w8a8_gemm_reference measured 250 ms at m = 64, the cost model's choice too\n"))
       << plan.explain();
   EXPECT_TRUE(says(plan, "\ntuning: " + path.string() + "\n")) << plan.explain();
-  // A description that names a kernel gets that.
+  // A kernel named in the description wins.
   LinearDescription named = w8a8(64);
   named.kernel = free_choice;
   EXPECT_EQ(product_of(LinearPlan::select(named)), free_choice);
@@ -101,7 +101,7 @@ TEST_F(TuningTest, AChoiceServesMoreThanHalfOfItsRows) {
   use_tuning(write(file_for(gemm_problem(w8a8(64)), 64, kReference)).string());
   for (const std::int64_t m : {33, 40, 64}) EXPECT_EQ(product_of(LinearPlan::select(w8a8(m))), kReference) << m;
   for (const std::int64_t m : {1, 31, 32, 65, 128}) EXPECT_NE(product_of(LinearPlan::select(w8a8(m))), kReference) << m;
-  // A plan for more rows runs so few by that row.
+  // A plan for more rows uses that row when it runs this few.
   const LinearPlan plan = LinearPlan::select(w8a8(500));
   EXPECT_TRUE(says(plan, "  up to 64 rows: w8a8_gemm_reference: expected ")) << plan.explain();
   EXPECT_TRUE(says(plan, "; tuning: w8a8_gemm_reference measured 250 ms at m = 64")) << plan.explain();
@@ -232,7 +232,7 @@ TEST_F(TuningTest, ReadsWhatItWrites) {
   EXPECT_EQ(text_of(read), text_of(file));
 }
 
-// A file that cannot be used: select() throws if it was named, and follows the model if it was found.
+// An unusable file: select() throws if the file was named, and uses the model if it was only found.
 void expect_refused(const fs::path& path, const std::string& words) {
   use_tuning(path.string());
   try {
@@ -280,7 +280,7 @@ TEST_F(TuningTest, DamagedFilesAreRefusedInWords) {
        "line 4 has \"w8a8_gemm_magic\", which is no kernel of this library"},
       {with("w8a8_gemm_reference", "w4a8_gemm_reference"),
        "line 4 has the kernel w4a8_gemm_reference for \"w8a8_gemm\""},
-      // What builds before the release of 0.1.0 wrote.
+      // What builds before release 0.1.0 wrote.
       {with("w8a8_gemm_reference", "two_steps"), "line 4 has \"two_steps\", which is no kernel of this library"},
       {with("w8a8_gemm n=", "w8a8_linear n="), "line 4 has the kernel w8a8_gemm_reference for \"w8a8_linear\""},
       {with("64 w8a8_gemm_reference", "w8a8_gemm_reference"), "line 4 has \"w8a8_gemm_reference\" where a number"},
@@ -340,7 +340,7 @@ TEST_F(TuningTest, AnyDamageIsRefusedOrAnotherGoodFile) {
                 what.end());
     }
   }
-  EXPECT_GT(accepted, 0);  // a digit of a time
+  EXPECT_GT(accepted, 0);  // for example, a changed digit of a time
 }
 
 TEST_F(TuningTest, WhatIsNoFileIsRefused) {
@@ -359,7 +359,7 @@ TEST_F(TuningTest, AFileOfAnotherDeviceIsRefused) {
   const GemmProblem p = gemm_problem(w8a8(64));
   expect_refused(write(file_for(p, 64, kReference, "cpu Another CPU")), "is for \"cpu Another CPU\", this is cpu ");
   expect_refused(write(file_for(p, 64, kReference, "tpu 4")), "is for \"tpu 4\"");
-  // One for a GPU says nothing about plans for a CPU.
+  // A file for a GPU does not affect plans for a CPU.
   use_tuning(write(file_for(p, 64, kReference, "cuda NVIDIA H200")).string());
   const LinearPlan plan = LinearPlan::select(w8a8(64));
   EXPECT_TRUE(says(plan, ": is for \"cuda NVIDIA H200\", this is cpu ")) << plan.explain();

@@ -39,7 +39,7 @@ class Block:
     kind: str
     text: str
     given: str
-    output: str | None = None  # of the block behind
+    output: str | None = None  # of the block after it
 
     @property
     def needs(self):
@@ -69,7 +69,7 @@ def blocks(page):
 
 
 def prints(block, printed):
-    """Whether that is what the block prints."""
+    """Whether this is what the block prints."""
     pattern = ".*?".join(re.escape(part) for part in block.output.strip().split("..."))
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
@@ -82,7 +82,7 @@ def helped(*command):
 
 
 def has_option(sources, option):
-    """Whether a script has it: by name, as the other of a BooleanOptionalAction, or as a field of a dataclass that makes options."""
+    """Whether a script has the option: by name, as the negation of a BooleanOptionalAction, or as a dataclass field."""
     name = option.removeprefix("--")
     field = 'f"--{f.name}"' in sources and re.search(rf"^    {name}: ", sources, re.MULTILINE)
     other = re.search(rf'"--{name.removeprefix("no-")}",.* action=argparse.BooleanOptionalAction', sources)
@@ -90,11 +90,11 @@ def has_option(sources, option):
 
 
 def wrong_words(text):
-    """What is wrong with the commands of a block that is not run: verbs, options and files that are not there."""
+    """What is wrong with the commands of a block that is not run: unknown verbs, options and files."""
     found = []
     for line in re.sub(r"\\\n", " ", text).splitlines():
         line = re.sub(r"(^|\s)#.*", "", line)
-        line = re.sub(r"""(["']).*?\1""", '""', line)  # a quoted ";" ends no command
+        line = re.sub(r"""(["']).*?\1""", '""', line)  # a quoted ";" does not end a command
         for command in re.split(r"&&|\||;", line):
             words = [word for word in command.split() if not re.match(r"[A-Z_]+=", word)]
             if not words:
@@ -112,7 +112,7 @@ def wrong_words(text):
             elif words[0] in ("python3", "torchrun"):
                 scripts = [word for word in words if word.endswith(".py")]
                 for script in scripts:
-                    if script in ("train_fsdp.py",):  # of the page itself
+                    if script in ("train_fsdp.py",):  # defined on the page itself
                         continue
                     if not (SOURCE / script).is_file():
                         found.append(script)

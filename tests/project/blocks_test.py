@@ -58,7 +58,7 @@ class BlocksTest(unittest.TestCase):
                 self.assertTrue(block.given or block.needs, f"{block.place}: neither a program nor given anything")
                 parts.append(f"namespace block_{i} {{\nusing namespace octile;\nvoid run() {{\n{block.given}\n{where}{body}}}\n}}\n")
         main = "int main(int, char** argv) {\n  const int block = std::atoi(argv[1]);\n" + "\n".join(calls) + "\n  return 1;\n}\n"
-        # A function without a return in the place of a main, which needs none.
+        # A function without a return in place of main, which needs none.
         source, executable = self.folder / "all.cpp", self.folder / "all"
         text = "\n".join(sorted(includes)) + "\n" + "\n".join(parts) + main
         source.write_text(re.sub(r"\bint run\(\) \{(.*?)^}\n", r"int run() {\1  return 0;\n}\n", text, flags=re.MULTILINE | re.DOTALL))
@@ -80,7 +80,7 @@ class BlocksTest(unittest.TestCase):
                 self.assertTrue(prints(block, run(executable)), block.place)
 
     def test_cmake(self):
-        """Each line is one of a project that install_test.py builds, but for its own names and places."""
+        """Each line occurs in a project that install_test.py builds, apart from names and paths."""
         tried = "".join((SOURCE / "tests" / "package" / name / "CMakeLists.txt").read_text() for name in ("consumer", "subproject"))
         tried = re.sub(r"consumer_cpp", "server", tried)
         found = 0

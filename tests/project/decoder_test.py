@@ -1,4 +1,4 @@
-"""bench/peers/decoder.py without a peer: its tables, fed with figures; the weights; what it says to wrong command lines."""
+"""bench/peers/decoder.py without a peer: its tables from given figures; the weights; its messages for wrong command lines."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ class ModelTest(unittest.TestCase):
 
 class ProblemTest(unittest.TestCase):
     def test_each_row_has_both_ends_and_each_block_one(self):
-        """So that what quantizes a row or a block of X finds the scale 1."""
+        """Makes the scale of every quantized row or block of X equal 1."""
         values = problems.full_range(np.random.default_rng(1), (16, 256), -127)
         self.assertTrue((values.min(axis=1) == -127).all() and (values.max(axis=1) == 127).all())
         blocks = np.abs(values.reshape(16, -1, problems.BLOCK).astype(int)).max(axis=2)

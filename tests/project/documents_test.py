@@ -50,7 +50,7 @@ class DocumentsTest(unittest.TestCase):
         self.assertFalse(broken, "\n".join(broken))
 
     def test_pages_that_messages_name(self):
-        """Where a source names a page, and a heading in it, they are there: messages lead to them."""
+        """The pages and headings that sources name exist: messages refer to them."""
         linked, broken = set(), []
         for folder in set(FOLDERS) - {"docs", "data"}:
             for path in (SOURCE / folder).rglob("*"):

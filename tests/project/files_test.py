@@ -23,7 +23,7 @@ class Case(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
-        # A verb, and the option that takes the file.
+        # A verb, and its option that names the file.
         self.writers = []
         if "puzzles" in VERBS:
             self.writers += [("puzzles", "run", "1", "--report"), ("puzzles", "new", "1")]
@@ -37,7 +37,7 @@ class Case(unittest.TestCase):
 
 class WriteTest(Case):
     def test_links_that_were_planted_are_not_followed(self):
-        """The names that a process may take for its temporary files, if they could be told from its number."""
+        """The names that a process's temporary files would have if its process number determined them."""
         victim = self.root / "victim"
         victim.write_text("kept")
 
@@ -75,7 +75,7 @@ class WriteTest(Case):
                     while process.poll() is None:
                         text += reader.read(1 << 16) or b""
                     text += reader.read(1 << 16) or b""
-                    self.assertEqual(process.returncode, int(new))  # a starter comes into new files alone
+                    self.assertEqual(process.returncode, int(new))  # a starter goes only into new files
                     self.assertEqual(text.endswith(b"</html>\n"), node is pipe and not new)
                     self.assertEqual(node.stat().st_mode, kind)
         self.assertEqual(sorted(self.root.iterdir()), sorted(nodes))
@@ -117,8 +117,8 @@ class SourceTest(unittest.TestCase):
                     code = "\n".join(line.split("//")[0] for line in path.read_text().splitlines())
                     if ways.search(code.replace("#include <fstream>", "").replace("std::ifstream", "")):
                         found.add(str(path.relative_to(SOURCE)))
-        # puzzles check makes files (proof.cpp by name, others through its children) only within its own folder, which mkdtemp()
-        # made for it alone.
+        # puzzles check creates files (proof.cpp by name, others through its children) only in a folder that mkdtemp()
+        # made for it.
         self.assertEqual(found, {"src/base/output.cpp", "cli/puzzles_check.cpp", "cli/support/group.cpp", "tile/puzzles/watch.cpp"})
 
 

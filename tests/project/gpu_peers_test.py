@@ -21,7 +21,7 @@ from gpu import build, chart, report  # noqa: E402
 
 
 def contender(microseconds, spread=(1.0, 1.25, 0.9)):
-    """Its median is the first."""
+    """The first of the three times is the median."""
     return {"us": microseconds, "times": [microseconds * s for s in spread], "setting": "a tile", "check": "exact"}
 
 
@@ -56,7 +56,7 @@ def backward():
 
 
 def document(**more):
-    """On an H200, but for Octile's."""
+    """Measured on an H200, except for Octile's."""
     large = {"torch f16": 204.8, "cuBLASLt": 168.4, "Triton": 113.7, "CUTLASS": 91.1}
     small = {"torch f16": 39.1, "Triton": 24.8, "CUTLASS": 26.9}
     shapes = [
@@ -84,7 +84,7 @@ def document(**more):
 
 
 def cells(text, first):
-    """Of the table row that begins so."""
+    """The cells of the table row that begins with `first`."""
     line = next(line for line in text.split("\n") if line.startswith(f"| {first} |"))
     return [cell.strip() for cell in line.strip("| ").split("|")]
 

@@ -18,7 +18,7 @@ BUILD = Path(os.environ["OCTILE_BUILD_DIR"])
 PAGE = SOURCE / "docs" / "how-to" / "add-kernel.md"
 FOLDERS = ("bench", "check", "checkpoint", "cli", "cmake", "data", "docs", "examples", "include", "python", "src", "tile")
 
-# usage: launcher.py COPY COMPILER ARGUMENTS...: takes the object of the same name from the build if its source is the same.
+# usage: launcher.py COPY COMPILER ARGUMENTS...: reuses the build's object of the same name if its source is the same.
 LAUNCHER = """
 import os, shutil, subprocess, sys
 from pathlib import Path
@@ -69,7 +69,7 @@ class RecipeTest(unittest.TestCase):
                 shutil.copy(path, self.copy)
 
     def follow(self):
-        """Does what the recipe says, and returns the row's name."""
+        """Follows the recipe, and returns the row's name."""
         (path, code), (place, line) = blocks()
         self.assertFalse((self.copy / path).exists())
         (self.copy / path).write_text(code)
@@ -101,13 +101,13 @@ class RecipeTest(unittest.TestCase):
         self.assertRegex(checked, r"[1-9]\d* passed, 0 failed")
 
     def test_the_recipe_for_a_format_names_what_is_there(self):
-        """Its files are at most fifteen beside kernels, documents and tests, and hold the names that it gives them."""
+        """Its files are at most fifteen, apart from kernels, documents and tests, and contain the names that it gives them."""
         section = PAGE.read_text().split("\n## Add a weight format\n")[1]
         section = re.sub(r"\s+", " ", section)
         files = set(re.findall(r"`([a-z][\w/]*/[\w./]+\.\w+)`", section))
         touched = [path for path in files if not re.match(r"docs/|src/reference/|src/cpu/|src/cuda/", path)]
         self.assertGreater(len(touched), 10)
-        self.assertLessEqual(len(touched), 15 + 2)  # validate.cpp and packed_weight.h are for some formats alone
+        self.assertLessEqual(len(touched), 15 + 2)  # validate.cpp and packed_weight.h are only for some formats
         named = re.findall(r"`(\w+)(?:\(\))?` in `([\w./]+)`", section)
         self.assertGreater(len(named), 5)
         for name, path in named:

@@ -18,7 +18,7 @@ NAME = r"[A-Za-z_]\w*(?:::[A-Za-z_~]\w*)*"
 
 
 def code(path):
-    """The text of a file without its comments: a name that is only talked about does not count."""
+    """The text of a file without its comments: a name that is only mentioned does not count."""
     text = (SOURCE / path).read_text()
     if path.endswith(".py"):
         return re.sub(r'#[^\n]*|"{3}.*?"{3}', " ", text, flags=re.DOTALL)
@@ -47,7 +47,7 @@ def walks():
 
 
 def has(text, name):
-    """Whether code has the name: all its parts as words, and the whole as written or, in a class, the last part."""
+    """Whether the code has the name: all its parts as words, and the whole as written or, in a class, the last part."""
     return all(re.search(rf"\b{part}\b", text) for part in name.split("::"))
 
 

@@ -1,4 +1,4 @@
-"""The field's words stand in the sources, the messages and the documents, not those that the project once had for them.
+"""Sources, messages and documents use the field's standard terms, not the project's earlier words for them.
 
 A line that says "deprecated", or one at most three lines below it, may name what it replaces.
 """
@@ -12,8 +12,8 @@ SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parents[2]))
 FOLDERS = ["src", "include", "cli", "check", "checkpoint", "tile", "python", "examples", "docs"]
 FILES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".py", ".md", ".txt", ".in", ".map"}
 
-# The old word, as a regular expression (a space stands for any space, line break and comment sign between two words),
-# and the word to write.
+# The old word, as a regular expression (a space matches any spaces, line breaks and comment signs between two words),
+# and the word to use.
 WORDS = {
     "[Cc]opy engines?": "TMA",
     "[Mm]atrix units?": "tensor cores, WGMMA or mma",

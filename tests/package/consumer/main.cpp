@@ -1,4 +1,4 @@
-// One linear layer whose result is known: every x quantizes to 127 and every w to -127, both with a scale of 1.
+// One linear layer with a known result: every x quantizes to 127 and every w to -127, both with a scale of 1.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -25,7 +25,7 @@ int main() {
     }
   }
 
-  // An exception crosses the library's border with its type.
+  // An exception keeps its type across the library's boundary.
   try {
     octile::LinearPlan::select({.m = -1, .n = 5, .k = 64});
   } catch (const octile::Error& error) {
