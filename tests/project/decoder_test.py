@@ -1,4 +1,4 @@
-"""bench/peers/decoder.py without a peer: its tables from given figures; the weights; its messages for wrong command lines."""
+"""bench/peers/decoder.py without a peer: its tables, its weights, and its messages for wrong command lines."""
 
 import os
 import subprocess

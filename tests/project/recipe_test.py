@@ -101,7 +101,7 @@ class RecipeTest(unittest.TestCase):
         self.assertRegex(checked, r"[1-9]\d* passed, 0 failed")
 
     def test_the_recipe_for_a_format_names_what_is_there(self):
-        """Its files are at most fifteen, apart from kernels, documents and tests, and contain the names that it gives them."""
+        """Its files are at most fifteen, not counting kernels, documents and tests, and contain the names that it gives."""
         section = PAGE.read_text().split("\n## Add a weight format\n")[1]
         section = re.sub(r"\s+", " ", section)
         files = set(re.findall(r"`([a-z][\w/]*/[\w./]+\.\w+)`", section))

@@ -35,7 +35,7 @@ def test_float_weights(device, generator, dtype, words):
     given = w.t() if words.get("layout") else w  # not compact where it is transposed
     for bias in (b, None):
         expected = octile.linear(x, given, bias, **words)
-        # As any library that tells nothing but DLPack: its memory is Octile's.
+        # Like a library that offers only DLPack; the memory is Octile's.
         same(octile.arrays.linear(x, given.clone(memory_format=torch.contiguous_format), bias, **words), expected)
         if device.type == "cpu" and dtype is not torch.bfloat16:  # numpy has no bfloat16
             y = octile.linear(x.numpy(), given.numpy(), None if bias is None else bias.numpy(), **words)
@@ -95,7 +95,7 @@ def test_shapes_strides_and_types(generator):
 
 
 class Old:
-    """An array of before DLPack had versions."""
+    """An array from before DLPack had versions."""
 
     def __init__(self, array):
         self.array, self.shape = array, array.shape

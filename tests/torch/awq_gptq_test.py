@@ -1,4 +1,4 @@
-"""load_checkpoint_() of AWQ's and GPTQ's layouts, packed here value by value."""
+"""load_checkpoint_() with AWQ's and GPTQ's layouts, packed here value by value."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from octile import W4A16Linear, load_checkpoint_, save_checkpoint
 from torch import nn
 
 N, K, GROUP = 24, 64, 32
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of an AWQ word, from its lowest bits on
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of an AWQ word, from its lowest bits
 
 
 def word(values):
@@ -141,7 +141,7 @@ def test_biases(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_refused(method, tensors, config, says, tmp_path):
-    """By the command too, in the same words."""
+    """The command refuses them too, with the same message."""
     case, own = Case(method), model()
     changed = {name: t for name, t in (case.tensors() | tensors).items() if t is not None}
     write(tmp_path, changed, case.config() | config)

@@ -1,4 +1,4 @@
-"""octile/_c.py beside what a C compiler makes of the headers: sizes, offsets and constants."""
+"""octile/_c.py against a C compiler's view of the headers: sizes, offsets and constants."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ from octile import _c
 
 HEADERS = pathlib.Path(__file__).resolve().parents[2] / "include"
 
-# By the prefix in the header: the names in _c.py, all of them unless told otherwise.
+# By the prefix in the header: the names in _c.py, all of them unless listed here.
 CHOICES = {
     "DEVICE": "CPU CUDA",
     "DTYPE": "F16 BF16 F32 F64 S8 U8 S4 S32",

@@ -1,4 +1,4 @@
-"""cache_weights_(): quantized once per step, in buffers, and what says that a weight has changed."""
+"""cache_weights_(): weights quantized once per step, into buffers, and how changes of a weight are noticed."""
 
 import copy
 import gc
@@ -55,7 +55,7 @@ def test_without_it_every_forward_quantizes(quantizations, device):
 
 
 def test_parameters_can_be_swapped(device):
-    """torch.utils.swap_tensors refuses a parameter that something refers to weakly."""
+    """torch.utils.swap_tensors refuses a parameter that has a weak reference."""
     layer, x = setup(device)
     cache = octile.cache_weights_(layer)
     layer(x)
@@ -89,7 +89,7 @@ def test_a_guest_after_a_doubt_does_not_enter_the_buffers(device):
 
 
 def test_writes_that_are_not_seen(device):
-    """What the documentation says: only the version counter is looked at, until refresh()."""
+    """As documented, only the version counter is checked, until refresh()."""
     layer, x = setup(device)
     cache = octile.cache_weights_(layer)
     before = layer(x)
@@ -123,7 +123,7 @@ def test_static_buffers(device):
     with torch.no_grad():
         layer.weight.mul_(2)
     assert cache.stale() == ["the layer"]
-    assert_current(layer, x)  # eager code looks
+    assert_current(layer, x)  # eager code checks
     layer.double().float()
     assert cache.stale() == [] and layer.weight_int8_scale.dtype == torch.float32
     assert_current(layer, x)
@@ -192,7 +192,7 @@ def test_evaluation_is_no_change(device):
 
 @pytest.mark.parametrize("name", ["sgd", "fused"])
 def test_another_optimizer(name, device):
-    """Made anew after cache_weights_(), and never handed over."""
+    """An optimizer created after cache_weights_(), and not passed to it."""
     layer, x = setup(device)
     cache = octile.cache_weights_(layer, OPTIMIZERS[name](layer.parameters()))
     optimizer = OPTIMIZERS[name](layer.parameters())
@@ -318,10 +318,10 @@ def test_static_buffers_refuse(device):
 
 
 def test_refreshed_by_the_model(device):
-    """clear_weight_cache(): for who has no handle."""
+    """clear_weight_cache(), for callers without a handle."""
     layer, x = setup(device)
     model = nn.Sequential(layer)
-    octile.clear_weight_cache(model)  # nothing is kept: nothing to do
+    octile.clear_weight_cache(model)  # nothing is cached: nothing to do
     octile.cache_weights_(model)
     before = layer(x)
     layer.weight.data.mul_(2)

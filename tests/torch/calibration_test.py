@@ -1,4 +1,4 @@
-"""calibrate(): the statistics of layers' inputs, beside the library's Calibrator, and their file."""
+"""calibrate(): the statistics of layers' inputs, compared with the library's Calibrator, and their file."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_the_same_as_the_library(dtype, device, generator):
 
 
 def test_samples_are_drawn_evenly():
-    """Each of 400 rows stays with the chance 100 / 400, whichever batch it came in."""
+    """Each of 400 rows is kept with probability 100 / 400, whichever batch it came in."""
     model = nn.Sequential(nn.Linear(1, 1))
     batches = torch.arange(400.0).reshape(-1, 1).split([1, 99, 250, 50])
     samples = watched(model, batches, samples=100)["0"].samples.flatten()
@@ -247,7 +247,7 @@ def test_no_safetensors_file(tmp_path):
 
 
 def test_excess_is_that_of_the_library(generator):
-    """Rows of two dimensions, in blocks of 128: however they come."""
+    """Two-dimensional inputs, in blocks of 128 however they are split."""
     from octile import _plans
 
     x = torch.randn(640, 16, generator=generator)
@@ -266,7 +266,7 @@ def test_excess_is_that_of_the_library(generator):
 
 
 def test_rows_of_a_sequence_are_compared_with_other_sequences(generator):
-    """Sequences of one row each, repeated: a sequence exceeds with all of its rows, or with none."""
+    """Sequences of one repeated row: either all rows of a sequence exceed, or none."""
     x = torch.randn(40, 1, 16, generator=generator).expand(40, 20, 16)
     excess = watched(nn.Sequential(nn.Linear(16, 4)), [x])["0"].excess
     rows = watched(nn.Sequential(nn.Linear(16, 4)), [x.flatten(0, 1)])["0"].excess
@@ -278,7 +278,7 @@ def test_rows_of_a_sequence_are_compared_with_other_sequences(generator):
 
 
 def test_files_are_replaced_whole_and_with_the_mode_of_others(tmp_path, monkeypatch):
-    """The mask of modes belongs to the process: another thread would see it while it is changed."""
+    """The mask of modes belongs to the process: another thread would see a temporary change."""
     monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("os.umask"))
     path, plain = tmp_path / "c", tmp_path / "plain"
     plain.write_text("")

@@ -1,4 +1,4 @@
-"""load_checkpoint_() and save_checkpoint(): the layouts of compressed-tensors, there and back, and what is refused."""
+"""load_checkpoint_() and save_checkpoint(): compressed-tensors layouts, read and written, and what is refused."""
 
 import json
 import os
@@ -31,8 +31,8 @@ class Model(nn.Module):
         return self.lm_head(self.block(self.embed(tokens)))
 
 
-EIGHT = ["grouped", "eight", "eight_grouped"]  # of 8 bits: in groups, and with float activations
-FOUR = ["four", "row", "integer", "integer_row"]  # of 4 bits, the last two with int8 activations
+EIGHT = ["grouped", "eight", "eight_grouped"]  # 8 bits: in groups, and with float activations
+FOUR = ["four", "row", "integer", "integer_row"]  # 4 bits, the last two with int8 activations
 TOKENS = torch.arange(30).reshape(3, 10)
 
 
@@ -44,7 +44,7 @@ def converted(kind):
         "dynamic": W8A8Dynamic(),
         "tensor": W8A8Dynamic(per_channel=False),
         "static": W8A8Static(calibration, smoothing=None),
-        "smoothed": W8A8Static(calibration, 0.5),  # a search might find that no smoothing is best
+        "smoothed": W8A8Static(calibration, 0.5),  # a search might find that not smoothing is best
         "four": W4A16(32),
         "feedback": W4A16(32, "feedback", calibration),
         "row": W4A16(0),
@@ -86,7 +86,7 @@ def test_float64_there_and_back(config, tmp_path):
 
 
 def test_the_layouts(tmp_path):
-    """By the bytes, as compressed-tensors describes them."""
+    """Checked byte by byte, as compressed-tensors describes them."""
     model = converted("static")
     save_checkpoint(model, tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
@@ -110,7 +110,7 @@ def test_the_layouts(tmp_path):
     words = tensors["block.2.weight_packed"]
     assert words.dtype == torch.int32 and words.shape == (64, 12)
     assert tensors["block.2.weight_shape"].tolist() == [64, 96] and tensors["block.2.weight_scale"].shape == (64, 3)
-    # Element i of a row: bits 4 (i mod 8) and on of word i / 8, 8 more than it is.
+    # Element i of a row, plus 8, is at bits 4 (i mod 8) to 4 (i mod 8) + 3 of word i / 8.
     value = (words[5, 4].item() >> 12 & 15) - 8
     exact = model.block[2].to_linear().weight[5, 35] / tensors["block.2.weight_scale"][5, 1]
     assert value == round(exact.item())
@@ -120,7 +120,7 @@ def test_the_layouts(tmp_path):
 
 
 def test_int_quantized_with_float_activations(tmp_path):
-    """What has no input_activations multiplies floats, whichever layout the levels are in."""
+    """Without input_activations a layer multiplies floats, whichever layout the levels are in."""
     model = converted("dynamic")
     save_checkpoint(model, tmp_path)
     change(tmp_path, lambda c: group(c).update(input_activations=None))
@@ -132,7 +132,7 @@ def test_int_quantized_with_float_activations(tmp_path):
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("kind", ["integer", "integer_row", "four"])
 def test_int_quantized_of_four_bits(kind, symmetric, tmp_path):
-    """A byte for each level and zero point, as llm-compressor writes what has input_activations."""
+    """A byte for each level and zero point, as llm-compressor writes layers with input_activations."""
     model = converted(kind)
     save_checkpoint(model, tmp_path)
     tensors = dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
@@ -167,7 +167,7 @@ def test_int_quantized_of_four_bits(kind, symmetric, tmp_path):
 
 
 def test_others_refuse_what_they_would_misread(tmp_path):
-    """Layers that multiply their inputs: with the same weights and without it they give other numbers."""
+    """Layers that multiply their inputs: the same weights without the multiplier give different results."""
     save_checkpoint(converted("smoothed"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert config["format"] == config["config_groups"]["group_0"]["format"] == "octile"
@@ -204,7 +204,7 @@ def test_zero_points_and_bf16(tmp_path):
 
 
 class Mixed(nn.Module):
-    """A head of one output, as of a reward, and a layer that stands in two places."""
+    """A head with one output, as of a reward model, and a layer that occurs twice in the model."""
 
     def __init__(self):
         super().__init__()
@@ -237,7 +237,7 @@ def test_one_output_and_two_places(only_score, per_channel, tmp_path):
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "four"])
 def test_zero_points_of_symmetric_layers(kind, tmp_path):
-    """Older files have some that are zero; others would be ignored by halves."""
+    """Older files may contain one that is zero; others would be ignored by some readers."""
     save_checkpoint(converted(kind), tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = dict(safetensors.torch.load_file(path))
@@ -263,7 +263,7 @@ def test_zero_points_of_symmetric_layers(kind, tmp_path):
 
 
 def test_the_most_specific_target(tmp_path):
-    """Whatever the order of the groups, and as compressed-tensors takes them."""
+    """In any order of the groups, and as compressed-tensors reads them."""
     save_checkpoint(converted("tensor"), tmp_path)
     match = pytest.importorskip("compressed_tensors.utils.match")
     known = group(json.loads((tmp_path / "config.json").read_text())["quantization_config"])
@@ -369,7 +369,7 @@ def test_types_of_a_model_on_the_meta_device(tmp_path):
 
 
 def test_buffers_that_the_model_makes_itself(tmp_path):
-    """Files of older programs hold them."""
+    """Files of older programs contain them."""
     save_checkpoint(converted("dynamic"), tmp_path)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(safetensors.torch.load_file(path) | {"positions": torch.zeros(5)}, path)
@@ -410,7 +410,7 @@ COMMAND = os.environ.get("OCTILE_COMMAND")
 
 
 def refused(path, says, model=None):
-    """Loads what cannot be; returns the error's text. Nothing of the model may change."""
+    """Tries to load an invalid checkpoint; returns the error's text. The model must not change."""
     model = model or Model()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     with pytest.raises(ValueError, match=says) as error:
@@ -421,7 +421,7 @@ def refused(path, says, model=None):
 
 
 def command(verb, *arguments):
-    """The command's exit status and what it says, or None where it is not built."""
+    """The command's exit status and output, or None if it is not built."""
     if not COMMAND:
         return None
     done = subprocess.run([COMMAND, verb, *map(str, arguments)], capture_output=True, text=True, timeout=60)
@@ -429,7 +429,7 @@ def command(verb, *arguments):
 
 
 def refused_by_both(path, says):
-    """By load_checkpoint_() and by the command, in the same words."""
+    """By load_checkpoint_() and by the command, with the same message."""
     text = refused(path, says)
     assert "\x1b" not in text
     for verb, arguments in (("inspect", [path]), ("compare", [path, path])):
@@ -449,7 +449,7 @@ def written(kind, config, tensors, folder):
 
 
 def transforms(apply):
-    """A transform_config, as llm-compressor writes it of SpinQuant and QuIP."""
+    """A transform_config, as llm-compressor writes it for SpinQuant and QuIP."""
     return lambda c: c.update(transform_config={"config_groups": {"R4": {"type": "hadamard", "apply": apply}}})
 
 
@@ -566,7 +566,7 @@ def test_what_is_refused(kind, config, tensors, says, tmp_path):
     ],
 )  # fmt: skip
 def test_what_the_command_reads_and_no_layer_here(kind, config, tensors, says, tmp_path):
-    """Schemes that no layer computes, and what does not fit the model: the command knows neither."""
+    """Schemes that no layer computes, and what does not fit the model; the command checks neither."""
     written(kind, config, tensors, tmp_path)
     refused(tmp_path, says)
     assert (command("inspect", tmp_path) or (0,))[0] == 0
@@ -596,7 +596,7 @@ def test_names_that_a_terminal_would_obey(tmp_path):
     ],
 )
 def test_expressions(targets, fits, tmp_path):
-    """As Python's re takes them, from the beginning of a name on."""
+    """With the semantics of Python's re.match, from the beginning of a name."""
     import re
 
     written("dynamic", lambda c: group(c).update(targets=targets), None, tmp_path)
@@ -621,7 +621,7 @@ def test_expressions_take_linear_time(tmp_path):
 
 
 def test_a_lone_file(tmp_path):
-    """As `octile quantize` writes it of one: the config is in the metadata."""
+    """As `octile quantize` writes a single file: the config is in the metadata."""
     model, path = converted("four"), tmp_path / "x.safetensors"
     save_checkpoint(model, tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
@@ -643,7 +643,7 @@ def test_a_lone_file(tmp_path):
 
 
 def test_the_models_config(tmp_path):
-    """Servers ask for the architecture and the type, which a model made of a config has not written into it."""
+    """Servers need the architecture and the type, which a model created from a config has not recorded in it."""
 
     class Config:
         def __init__(self, **values):
@@ -716,7 +716,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_files_that_are_no_files(tmp_path):
-    """Nothing waits for a pipe, and no name of a shard leads out of the folder."""
+    """Pipes are not opened, and no shard's name leads out of the folder."""
     save_checkpoint(converted("dynamic"), tmp_path)
     config, whole = tmp_path / "config.json", tmp_path / "model.safetensors"
     text = config.read_bytes()
@@ -782,7 +782,7 @@ def test_what_cannot_be_saved(tmp_path):
 
 @pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", *FOUR, *EIGHT])
 def test_compressed_tensors_reads_them(kind, tmp_path):
-    """The package's own decompression gives the values that our layers have."""
+    """The package's own decompression gives the same values as our layers."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig

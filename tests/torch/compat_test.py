@@ -1,4 +1,4 @@
-"""The reference interface, from its text: names, signatures, shapes, dtypes, scales, and how far from float32."""
+"""The reference interface, taken from its text: names, signatures, shapes, dtypes, scales, and distance from float32."""
 
 import importlib
 import inspect
@@ -28,7 +28,7 @@ def draw(generator, device, *size, dtype=torch.float16):
 
 
 def quantized_weight(w, per_channel):
-    """What the reference interface hands to its kernels: w_q (IN, OUT) and its scales, by the reference."""
+    """What the reference interface passes to its kernels: w_q (IN, OUT) and its scales, computed by the reference."""
     q, scale = reference.quantize(reference.wide(w), 0 if per_channel else None)
     return torch.from_numpy(q).to(w.device), torch.from_numpy(scale).to(w.device)
 
@@ -290,7 +290,7 @@ def test_function(size, per_channel, bias, device, generator):
     bound = bound * (1 + 1e-5) + 2.0**-11 * (exact.abs() + bound)
     assert ((y.detach().cpu().double() - exact).abs() <= bound).all()
 
-    # And by the measure that a grader would take: normal data in 8 bits, each operand with a step of its largest value
+    # A measure that a grader might use: normal data in 8 bits, each operand with a step of its largest value
     # (3 to 5 deviations) / 127, whose error is step / sqrt(12): about 1.1 % and 0.7 % of a deviation, 1.4 % together.
     if rows * inputs >= 256:
         assert ((y.detach().cpu().double() - exact).norm() / exact.norm()) < 0.03
@@ -314,7 +314,7 @@ def test_function_saves_what_the_interface_says(device, generator):
 
 
 class Context:
-    """A context as a grader would write it, to call forward and backward by themselves."""
+    """A context as a grader might write it, to call forward and backward separately."""
 
     def save_for_backward(self, *tensors):
         self.saved_tensors = tensors
@@ -370,7 +370,7 @@ def test_apply_takes_arguments_by_position_and_keyword(device, generator):
 
 
 def test_function_learns(device):
-    """A layer that is told to be another one becomes it."""
+    """A layer trained towards another layer's outputs becomes it."""
     torch.manual_seed(0)
     target = torch.randn(32, 16, device=device)
     module = QuantizedLinear(32, 16, device=device, dtype=torch.float32)

@@ -1,17 +1,17 @@
-"""What the tests of the torch package share."""
+"""Shared by the tests of the torch package."""
 
 import gc
 import multiprocessing
 import os
 import socket
 
-# Otherwise torch.compile compiles a program for each instruction set, to see whether the compiler knows it: 8 seconds.
+# Otherwise torch.compile compiles a program for each instruction set to see whether the compiler supports it: 8 seconds.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-# Workers of several processes fork from a server that has imported what takes long.
+# Tests' worker processes fork from a server that has already done the slow imports.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         "octile.expert_parallel",
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What the imports have left is not looked through again: with torch a collection takes 0.3 s."""
+    """Freezes what the imports left, so that it is not collected again: with torch a collection takes 0.3 s."""
     gc.collect()
     gc.freeze()
 
@@ -53,7 +53,7 @@ def generator():
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For a module of models so small that two threads mostly wait for each other: on a busy machine 69 s become 14."""
+    """For models so small that two threads mostly wait for each other: on a busy machine 69 s become 14."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

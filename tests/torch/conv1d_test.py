@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Block(nn.Module):
-    """A square layer too, where a weight the wrong way round has the right shape."""
+    """A square layer too, where a transposed weight has the right shape."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def test_every_config(kind):
             assert torch.equal(other(X), y)
     for layer, old in ((model.first, plain.first), (model.square, plain.square)):
         assert (layer.nf, layer.nx, layer.out_features, layer.in_features) == (old.nf, old.nx, old.nf, old.nx)
-        # Whoever reads the weight finds it as it was, (IN, OUT), but for the factors of smoothing.
+        # The weight reads as it was, (IN, OUT), except for smoothing's factors.
         assert layer.weight.shape == old.weight.shape
         if kind != "static" and (kind != "folded" or layer is model.square):
             assert error(layer.weight.float(), old.weight) < (0.2 if kind in ("four", "feedback") else 0.02)

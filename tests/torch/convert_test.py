@@ -1,4 +1,4 @@
-"""quantize_(): what it converts, what it leaves and says of it, and that the models go on working."""
+"""quantize_(): what it converts, what it leaves and reports, and that the models still work."""
 
 import contextlib
 import copy
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Tied(nn.Module):
-    """An embedding whose table is the weight of the head too."""
+    """An embedding whose table is also the head's weight."""
 
     def __init__(self, head="lm_head"):
         super().__init__()
@@ -302,7 +302,7 @@ def test_nothing_converted(model, wanted, says):
 
 
 def test_transformer_encoder_goes_on_working():
-    """Its fast path takes weights out of its layers by itself."""
+    """Its fast path reads its layers' weights directly."""
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2).eval()
     x = torch.randn(2, 5, 64)
@@ -334,7 +334,7 @@ def test_modules_stay_the_same_objects():
     handle = shared.register_forward_hook(lambda module, inputs, output: calls.append(type(module)))
     model.eval()
     report = quantize_(model, W8A8Dynamic())
-    assert report.converted == ["0"]  # one layer, whatever the number of its names
+    assert report.converted == ["0"]  # one layer, however many names it has
     assert model[0] is shared and model[2] is shared and model.note[0] is shared
     assert shared.mine == "kept" and not shared.training
     model(torch.randn(3, 64))
@@ -346,7 +346,7 @@ def test_modules_stay_the_same_objects():
 
 
 def test_meta_model_is_loaded_later(device):
-    """Converted without memory, then filled from a checkpoint of a converted model."""
+    """Converted on the meta device, then filled from a checkpoint of a converted model."""
     full = mlp(device)
     quantize_(full, W8A8Dynamic())
     with torch.device("meta"):
@@ -385,7 +385,7 @@ def test_refusals():
 
 @pytest.mark.parametrize("config", [Int8Training(), W8A8Dynamic(), W4A16(64)])
 def test_all_or_nothing(config, monkeypatch):
-    """The second layer cannot be made, as where memory ends."""
+    """Creating the second layer fails, as when memory runs out."""
     model = mlp()
     kinds, before = [type(m) for m in model.modules()], copy.deepcopy(model.state_dict())
     for kind in (Linear, W8A8Linear, W4A16Linear):

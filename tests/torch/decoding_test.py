@@ -1,4 +1,4 @@
-"""Decoding gives generate()'s tokens: lengths, ends, paddings, samples, a second call; and refuses what it cannot do."""
+"""Decoding gives generate()'s tokens: lengths, ends, padding, sampling, a second call; and refuses what it cannot do."""
 
 import octile
 import pytest
@@ -90,7 +90,7 @@ def test_compiled(device):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Counts the graphs that torch.compile makes, and does not compile them."""
+    """Counts the graphs that torch.compile makes, without compiling them."""
     compile = torch.compile
 
     def short(function, options, **words):
@@ -104,8 +104,8 @@ def graphs(monkeypatch):
 
 
 def test_programs(graphs, device):
-    """A program for each batch, address and shape of a weight, and inference_mode, but not for each processor."""
-    # On a GPU, another program writes the token, and once more for one that was sampled.
+    """A program for each batch, address and shape of a weight, and inference_mode, but not for each logits processor."""
+    # On a GPU, another program writes the token, and one more writes a sampled token.
     wanted = iter([2, 4, 5, 7, 9, 11] if device.type == "cuda" else [1, 2, 2, 3, 4, 5])
     model, decode = model_of(device), Decoding()
     for batch, words in [(2, {}), (1, {}), (2, {"do_sample": True, "top_k": 1})]:
@@ -207,7 +207,7 @@ def test_windows_and_other_states():
 
 
 def test_a_cache_that_the_model_makes():
-    """Phi-3's for prompts beyond the positions that it was trained with; up to them, and then beyond, is refused."""
+    """Phi-3's RoPE for prompts longer than the trained positions; crossing that length while generating is refused."""
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 20.0,
             "rope_theta": 1e4, "original_max_position_embeddings": 24}  # fmt: skip
     words = SIZES | {"intermediate_size": 96, "rope_parameters": rope, "original_max_position_embeddings": 24}
@@ -223,7 +223,7 @@ def test_a_cache_that_the_model_makes():
 
 
 def test_local_attention():
-    """GPT-Neo's, whose window ends where the cache does."""
+    """GPT-Neo's window, if it ends where the cache does."""
     kind = transformers.GPTNeoForCausalLM
     words = SIZES | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 32}
     torch.manual_seed(0)
@@ -247,7 +247,7 @@ class Streamer(transformers.generation.BaseStreamer):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_streams_as_generate_does(batch, device):
-    """The prompt, which a TextStreamer(skip_prompt=True) drops, and then each token."""
+    """The prompt, which TextStreamer(skip_prompt=True) drops, and then each token."""
     model, inputs, own, ours = model_of(device), prompt(device, batch), Streamer(), Streamer()
     tokens(model, inputs, streamer=own)
     out = tokens(model, inputs, Decoding(compile=False), tokens_to=ours)
@@ -323,7 +323,7 @@ def test_kernel_of_one_query(shape, dtype, shown, device):
         y, want = y[1:], want[1:]
     step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-20}[dtype]
     torch.testing.assert_close(y.double(), want, rtol=step, atol=step)
-    for one in range(batch):  # a sequence has the same bits alone
+    for one in range(batch):  # a sequence alone has the same bits
         masks = None if mask is None else mask[one % len(mask)][None]
         alone = one_query.attend(q[one, None], k[one, None], v[one, None], masks, None)
         assert torch.equal(alone, one_query.attend(q, k, v, mask, None)[one, None])

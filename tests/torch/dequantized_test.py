@@ -77,7 +77,7 @@ def test_what_models_do_with_a_weight(name, dtype, pack):
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_type_follows_the_layer(name, pack):
-    """The original weight's type, without a bias too, as to() and half() convert it."""
+    """The original weight's type, also without a bias, as to() and half() convert it."""
     for bias in (False, True):
         layer = make(name, BRAIN, bias, pack)
         assert layer.weight.dtype == layer.to_linear().weight.dtype == BRAIN

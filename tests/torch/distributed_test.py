@@ -1,4 +1,4 @@
-"""Two processes over gloo, or more in pairs: DistributedDataParallel, and FSDP where the parameters come and go."""
+"""Two processes over gloo, or more in pairs: DistributedDataParallel, and FSDP, where parameters come and go."""
 
 import os
 
@@ -68,8 +68,8 @@ def work(rank, port, what, backward):
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    # All has been compared. The interpreter's end, beside threads of gloo's store whose other process is gone already, has
-    # aborted now and then.
+    # Everything has been compared. Exiting normally beside threads of gloo's store, whose other process may be gone, has
+    # sometimes aborted.
     os._exit(0)
 
 
@@ -85,15 +85,15 @@ def ddp(mesh, backward):
         words = {"process_group": mesh.get_group(), "gradient_as_bucket_view": view}
         model = DistributedDataParallel(make_model(backward), **words)
         train(model, mesh.get_local_rank(), only_last)
-        # Scales are per token, so that a batch in two halves has the values of the whole; gradients differ by their
-        # float sums alone, which AdamW's division can carry into the third digit where a gradient is about 0.
+        # Scales are per token, so a batch in two halves has the same values as the whole. Gradients differ only by
+        # float sums, which AdamW's division can amplify to the third digit where a gradient is about 0.
         for mine, whole in zip(model.parameters(), reference(backward).parameters(), strict=True):
             torch.testing.assert_close(mine, whole, rtol=1e-2, atol=2e-3)
             assert_alike(mine, mesh)
 
 
 def fsdp(mesh, backward):
-    """A gathered parameter is written past its version counter at one address: nothing may be left from before."""
+    """A gathered parameter is rewritten at one address without its version counter: no cached weight may be left."""
     from torch.distributed.fsdp import fully_shard
 
     rank = mesh.get_local_rank()
@@ -104,7 +104,7 @@ def fsdp(mesh, backward):
         train(model, rank, Always)
         for mine, whole in zip(model.parameters(), reference(backward).parameters(), strict=True):
             torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-2, atol=2e-3)
-    # Without a step, a gradient or another mode in between.
+    # Without a step, a gradient or a change of mode in between.
     model, x = make_model(backward), batches()[0, 0, rank]
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
@@ -138,7 +138,7 @@ class Adapted(nn.Module):
 
 
 def frozen_ddp(mesh, backward):
-    """The quantized buffers stay where they are, whether DDP broadcasts them in each forward or not."""
+    """The quantized buffers do not move, whether or not DDP broadcasts them in each forward."""
     whole = Adapted(backward).to(ranks.device)
     train(whole, None, Always)
     for broadcast in (False, True):

@@ -1,4 +1,4 @@
-"""What the documents say of the Python package: their blocks run (tests/project/blocks.py), and they name what is there."""
+"""The documents on the Python package: their blocks run (tests/project/blocks.py), and the names that they use exist."""
 
 import ast
 import contextlib
@@ -68,7 +68,7 @@ def test_blocks_that_need_more_name_what_is_there(name):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "octile":
                 path = ROOT / "python" / Path(*node.module.split("."))
                 source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
-                for alias in node.names:  # not imported: that asks for vLLM or torchtitan
+                for alias in node.names:  # not imported, which would need vLLM or torchtitan
                     assert re.search(rf"\b{alias.name}\b", source), f"{block.place}: {node.module}.{alias.name}"
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "octile":
                 module = ROOT / "python" / "octile" / f"{node.attr}.py"  # imported by itself

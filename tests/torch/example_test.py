@@ -61,7 +61,7 @@ def texts(tmp_path_factory):
 
 
 def here(*arguments):
-    """train_gpt in this process, which saves an import of torch; its workers are processes. The status, and what it said."""
+    """Runs train_gpt in this process, to save an import of torch; its workers are processes. Status and output."""
     said, handlers = io.StringIO(), {how: signal.getsignal(how) for how in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     try:
@@ -83,7 +83,7 @@ def results(folder):
 
 @pytest.fixture(scope="module")
 def small_run(texts, tmp_path_factory):
-    """The output, and the folder, of a run of two kinds of layers with two seeds."""
+    """The output and the folder of a run of two kinds of layers with two seeds."""
     folder = tmp_path_factory.mktemp("run")
     status, out = here("--tiny", "--seeds", 2, "--data", texts, "--modes", "bf16", "octile-int8", "--out", folder)
     assert status == 0, out
@@ -106,7 +106,7 @@ def test_a_run(small_run):
 
 @pytest.mark.parametrize("mode", [*MODES, "octile-int8-fused", "octile-int8-fused-norms"])
 def test_kinds_of_layers_differ_by_little(small_run, texts, mode):
-    """In this process, from the same values and bytes as the baseline above."""
+    """Runs in this process, from the same initial values and bytes as the baseline above."""
     corpus = data.gather([str(texts)], 10**9)
     given = train_gpt.arguments(["--tiny", "--device", "cpu"])
     settings = dataclasses.replace(train_gpt.settings_of(given), mode=mode, seeds=[1])
@@ -114,14 +114,14 @@ def test_kinds_of_layers_differ_by_little(small_run, texts, mode):
     training.work(settings, torch.tensor(corpus.training), torch.tensor(corpus.validation), events.append)
     losses = [loss for e in events if e["event"] == "steps" for loss in e["losses"]]
     baseline = next(r["losses"] for r in results(small_run[1])["runs"] if (r["mode"], r["seed"]) == ("bf16", 1))
-    assert abs(losses[0] - math.log(256)) < 0.2  # nothing is known yet
-    # Before the first update int8 alone makes the difference.
+    assert abs(losses[0] - math.log(256)) < 0.2  # nothing is learned yet
+    # Before the first update only int8 makes the difference.
     assert losses[0] == pytest.approx(baseline[0], abs=2e-3)
-    # Gradients that are lost, in the wrong place or of the wrong sign end much further away.
+    # Gradients that are lost, misplaced or of the wrong sign end much further away.
     assert losses[-1] == pytest.approx(baseline[-1], rel=1e-3 if mode == "bf16" else 0.02)
 
 
-# Stands for train_gpt.py as a worker, where the driver is what is tested: octile-int8 fails, and the others take a step in
+# Replaces train_gpt.py as a worker, to test the driver: octile-int8 fails, and the others take a step in
 # 10 ms.
 WORKER = """
 import json, sys, time
@@ -173,7 +173,7 @@ def test_an_interruption_keeps_what_was_measured(texts, tmp_path, how, pretended
 
 
 def test_a_signal_from_outside(texts, tmp_path):
-    """As a whole: the command, its worker, and a time limit's signal."""
+    """The whole command, its worker, and a time limit's signal."""
     given = [*SMALL, "--steps", 10**6, "--told-every", 1, "--data", texts, "--out", tmp_path, "--modes", "bf16"]
     command = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), "--device", "cpu", *map(str, given)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -209,7 +209,7 @@ def test_refusals(given, words, monkeypatch):
 
 def test_gather(texts):
     corpus = data.gather([str(texts)], 10**9)
-    assert corpus.files + corpus.validation_files == 40  # one copy, one empty file and one binary less
+    assert corpus.files + corpus.validation_files == 40  # without one copy, one empty file and one binary
     both = corpus.training.tobytes() + b"\0" + corpus.validation.tobytes()
     assert both.count(b"function_1_0(") == 1 and b"picture" not in both and b"\1" not in both
     parts = [set(re.findall(rb"function_(\d+)_", side.tobytes())) for side in (corpus.training, corpus.validation)]
@@ -270,7 +270,7 @@ def test_micro_batches_add_up(mode):
 
 
 def test_compiled_with_kept_weights_as_eager(monkeypatch):
-    """Micro-batches of a compiled model read the quantized weights from buffers: those of the right step and seed."""
+    """Micro-batches of a compiled model read the quantized weights from buffers, those of the right step and seed."""
     compiler = torch.compile  # without code generation, which takes half a minute
     monkeypatch.setattr(torch, "compile", lambda m, mode, **how: compiler(m, backend="aot_eager", **how))
     losses = {}

@@ -1,4 +1,4 @@
-"""Expert parallelism: octile.ExpertParallel. Four processes over gloo, as four ranks or as twice two."""
+"""Expert parallelism: octile.ExpertParallel. Four processes over gloo, as four ranks or as two pairs."""
 
 import copy
 import functools
@@ -27,8 +27,8 @@ LAYERS = {
 }
 # The number of tokens on each of one, two or four ranks, and the experts that get none.
 TOKENS = {1: (11,), 2: (7, 4), 4: (5, 0, 9, 3)}
-UNUSED = {1: (1,), 2: (1,), 4: (2, 3)}  # with four ranks, all of one rank's
-# What adds up integers: y's bits are the contract's. The gradients of frozen layers are sums of floats.
+UNUSED = {1: (1,), 2: (1,), 4: (2, 3)}  # with four ranks, all experts of one rank
+# These sum integers, so y's bits are the contract's. The gradients of frozen layers are sums of floats.
 OF_INTEGERS = ("w8a8", "w8a8, one scale", "w4a8")
 
 
@@ -65,14 +65,14 @@ def frozen(name, biases=True, experts=E):
 
 
 def inputs(n, dtype=torch.float32):
-    """x, index, weights and dY of all ranks' tokens; and which are each rank's."""
+    """x, index, weights and dY of all ranks' tokens, and the slice of each rank."""
     generator = torch.Generator().manual_seed(3)
     tokens = sum(TOKENS[n])
     index = torch.stack([torch.randperm(E, generator=generator)[:SLOTS] for _ in range(tokens)])
     for unused in UNUSED[n]:
         index[index == unused] = 7
     index[0, 1], index[4, 0] = E, -1  # belongs to no expert
-    index[2, :2] = index[2, 2]  # an expert twice
+    index[2, :2] = index[2, 2]  # the same expert twice
     x, dy = (torch.randn(tokens, K, generator=generator).to(dtype) for _ in range(2))
     given = x, index, torch.rand(tokens, SLOTS, generator=generator), dy
     ends = torch.tensor(TOKENS[n]).cumsum(0).tolist()
@@ -139,17 +139,17 @@ def bits(meshes, rank, dtypes=(torch.float32, torch.bfloat16)):
 
 
 def training(meshes, rank, dtype=torch.float32):
-    """Losses, gradients and weights of some steps are those of one process."""
+    """Losses, gradients and weights after some steps equal those of one process."""
     every = dist.get_world_size()
     cases = [(2, "int8"), (every, "16bit"), (every, ("int8-128", "16bit")), (every, "int8-whole")]
-    if ranks.device == "cuda":  # which has no "int8-whole" for experts, and else sums of floats to train by
+    if ranks.device == "cuda":  # which has no "int8-whole" for experts; otherwise float sums would affect training
         cases = [(2, "int8"), (every, "int8-128")]
     for n, backward in cases:
         mesh, (arguments, rows) = meshes[n], inputs(n, dtype)
         mine, integers = rows[mesh.get_local_rank()], ("y", "dX", "dW")
         own = [t[mine] for t in arguments]
         whole, module = trained(backward), split(trained(backward), mesh)
-        # Biases, whose gradients are sums of floats, would take both apart on a GPU.
+        # Biases, whose gradients are float sums, would make the two diverge on a GPU.
         learned = [
             [p for name, p in m.named_parameters() if ranks.device == "cpu" or "bias" not in name]
             for m in (whole, module)
@@ -168,14 +168,14 @@ def training(meshes, rank, dtype=torch.float32):
             assert_same(step(module, *own, compiled), expected, mine, "compiled", integers)
         recomputed = functools.partial(checkpoint, module, use_reentrant=False)
         assert_same(step(module, *own, recomputed), expected, mine, "recomputed", integers)
-        # In 16 bits, where rows come back in them.
+        # In 16 bits, if rows come back in 16 bits.
         got, expected = (
             step(m, a[0].bfloat16(), *a[1:3], a[3].bfloat16())
             for m, a in ((split(trained(backward), mesh, exact=False), own), (trained(backward), arguments))
         )
         for g, e in zip(got[0], expected[0], strict=True):
             ranks.assert_near(g, e[mine], 0.05, (n, backward))
-    # Every expert rounds by random numbers of its own, on whatever rank.
+    # Each expert rounds with its own random numbers, on whatever rank.
     module = split(trained(rounding="stochastic"), mesh)
     x = own[0].clone().requires_grad_()
     module(x, *own[1:3]).backward(own[3])
@@ -211,7 +211,7 @@ def two_dimensions(meshes, rank):
 
 
 def wire(meshes, rank):
-    """A token travels in int8, once to each rank that has an expert of its."""
+    """A token travels in int8, once to each rank that has one of its experts."""
     every = dist.get_world_size()
     mesh, (arguments, rows) = meshes[every], inputs(every)
     x, index, weights = (t[rows[rank]] for t in arguments[:3])
@@ -242,7 +242,7 @@ def wire(meshes, rank):
 
 
 def checkpoints(meshes, rank):
-    """DTensors: what all ranks save fewer load, and the other way round; frozen layers take whole tensors too."""
+    """DTensors: what all ranks save, fewer can load, and vice versa; frozen layers also load whole tensors."""
     import torch.distributed.checkpoint as dcp
 
     folder = [tempfile.mkdtemp() if rank == 0 else None]
@@ -363,7 +363,7 @@ def test_four_processes(start_processes):
 
 
 def of_transformers(rank, port):
-    """Mixtral and gpt-oss, converted and split: logits, loss and the gradients of the experts are one process's."""
+    """Mixtral and gpt-oss, converted and split: logits, loss and the experts' gradients equal one process's."""
     mesh = join(rank, port, 2)[2]
     import transformers_zoo as zoo
 
@@ -383,7 +383,7 @@ def of_transformers(rank, port):
         model = parallelize_module(copy.deepcopy(whole), mesh, plan)
         loss = model(ids[rank], labels=ids[rank]).loss
         loss.backward()
-        # Gradients of two calls are added up in another order than those of one.
+        # Gradients of two calls are summed in another order than those of one.
         alone = [whole(one, labels=one).loss for one in ids]
         assert torch.equal(loss, alone[rank])
         sum(alone).backward()

@@ -1,4 +1,4 @@
-"""octile.Experts: the same as its layers one by one; Transformers' experts in it; and what is refused."""
+"""octile.Experts equals its layers one by one; Transformers' experts converted to it; and what is refused."""
 
 import copy
 import json
@@ -52,7 +52,7 @@ def part_of(whole, e):
 
 
 def one_by_one(experts, x, index, weights):
-    """Each expert by a dense layer, a token's experts added up by fma in the order of its slots."""
+    """Each expert as a dense layer; a token's experts are summed by fma in the order of its slots."""
     y = np.zeros((len(x), experts.down_proj.out_features // E), np.float32)
     for t in range(len(x)):
         for s in range(index.shape[1]):
@@ -141,14 +141,14 @@ def gradients(experts, forward, *leaves):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name, dtype, generator):
-    """Those of a loop of dense layers; where sums are rounded in another order, nearly."""
+    """Equal to those of a loop of dense layers, or close where sums are rounded in another order."""
     kind, words = GRADIENTS[name]
     biases = [torch.nn.Parameter(torch.randn(E, n, generator=generator, dtype=dtype)) for n in (2 * I, K)]
     up, down = (layer(kind, k, n, **words).to(dtype) for k, n in ((K, 2 * I), (I, K)))
     dense = [[part_of(whole, e) for e in range(E)] for whole in (up, down)]
     experts = octile.Experts(E, up, down, up_bias=biases[0], down_bias=biases[1])
     x, (index, weights) = torch.randn(TOKENS, K, generator=generator, dtype=dtype), routed(generator)
-    index[index == 2] = 3  # no row of it
+    index[index == 2] = 3  # it gets no row
     index[0, 1], index[4, 0] = E, -1  # belongs to no expert
 
     def loop(x, weights):
@@ -170,7 +170,7 @@ def test_gradients(name, dtype, generator):
     expected = gradients(experts, loop, x, weights.to(dtype))
     least = 0.9998 if dtype is torch.bfloat16 else 1 - 1e-6
     if name == "w8a8, int8 dX":
-        least = 0.9998  # a row's gradients are added up and quantized in another order
+        least = 0.9998  # a row's gradients are summed and quantized in another order
     for g, e in zip(got, expected, strict=True):
         assert g.dtype is e.dtype and g.shape == e.shape and g.isfinite().all()
         assert torch.nn.functional.cosine_similarity(g.flatten().double(), e.flatten().double(), dim=0) > least
@@ -207,7 +207,7 @@ def test_compiles(name, generator):
     )
     if name == "w8a8":
         assert all(map(torch.equal, got, expected))
-    else:  # weights in groups are multiplied otherwise in a graph
+    else:  # grouped weights are multiplied in another way in a graph
         for g, e in zip(got, expected, strict=True):
             assert torch.allclose(g, e, rtol=1e-5, atol=1e-5 * e.abs().max())
 
@@ -218,7 +218,7 @@ def test_rows_of_nobody_are_zero(generator):
     x, scale = torch.randn(6, 16, generator=generator), torch.ones(2 * 8)
     words = 8, _c.NONE, _c.S8_PER_CHANNEL, 0, False, torch.float32
     for _ in range(10):
-        torch.full((6, 8), torch.nan)  # what the next tensor of this size has the memory of
+        torch.full((6, 8), torch.nan)  # the next tensor of this size gets this memory
         y = torch.ops.octile.grouped_linear(x, None, offsets, None, weight, scale, None, None, None, None, *words)
         assert not y[[0, 4, 5]].any() and y[1:4].all()
 
@@ -272,9 +272,9 @@ def test_refuses_layers():
     ):
         with pytest.raises(ValueError, match=reason):
             octile.Experts(*arguments, **words)
-    assert up.experts == 1  # as it was
+    assert up.experts == 1  # unchanged
     octile.pack_(octile.Experts(E, up, down))
-    octile.Experts(E, up, down)  # packed as these experts are
+    octile.Experts(E, up, down)  # packed the same way as these experts
 
 
 # ---- Transformers' ----
@@ -292,7 +292,7 @@ MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe"]
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_fused_experts(name, generator, tmp_path):
-    """The whole model beside the float one, each with its own routing, on tokens of the kind that it was trained on."""
+    """The whole model against the float one, each with its own routing, on tokens like those that it was trained on."""
     model, ids = zoo.trained(name), zoo.sentences(6, generator)
     exact, seen = zoo.routing(model, name, ids)
     found = [n for n, m in model.named_modules() if module_of.is_experts(m)]
@@ -303,7 +303,7 @@ def test_fused_experts(name, generator, tmp_path):
         tables = [m for m in report.matrices if "embed" in m.name or "lm_head" in m.name]
         assert report.share / (1 - sum(m.share for m in tables)) >= 0.95
         assert bound < zoo.cosine(zoo.logits(quantized, name, ids), exact) < 1 - 1e-9
-        # Beside Transformers' own experts with the same weights: what is left is how the sums, and W8A8's x, are rounded.
+        # Against Transformers' own experts with the same weights: only the rounding of sums, and of W8A8's x, differs.
         same_weights = copy.deepcopy(quantized)
         Quantizer._dequantize(None, same_weights)
         y = zoo.held(same_weights, name, seen, ids)
@@ -321,7 +321,7 @@ def test_fused_experts(name, generator, tmp_path):
 @pytest.mark.parametrize("which", CONFIGS)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_experts_of_random_models(name, which):
-    """Experts alone are converted: what routers see is then the same, but behind experts."""
+    """Only experts are converted: routers then see the same inputs, except behind experts."""
     config, bound = CONFIGS[which]
     model = zoo.make(name)
     exact = zoo.logits(model, name)
@@ -364,7 +364,7 @@ def test_an_int8_gradient_sums_channels_of_one_expert(monkeypatch):
 
 @pytest.mark.parametrize("name, config", [("granitemoe", octile.W4A16(32)), ("nemotron_h", octile.W8A8Dynamic())])
 def test_experts_that_transformers_leaves_random(name, config, tmp_path):
-    """Where its files have one tensor of all experts (GraniteMoE), and in W8A8 where each has one layer before the last."""
+    """Files with one tensor for all experts (GraniteMoE), and experts with one layer before the last (NemotronH)."""
     if name == "granitemoe":
         words = {"num_local_experts": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
         kind = transformers.GraniteMoeForCausalLM
@@ -384,7 +384,7 @@ def test_experts_that_transformers_leaves_random(name, config, tmp_path):
 
 
 def test_names_of_files(tmp_path):
-    """Checkpoints have the names of the model's own files, and those of its modules are read too."""
+    """Checkpoints have the names of the model's original files; those of its modules are read too."""
     model = zoo.make("mixtral")
     model.save_pretrained(tmp_path / "float")
     octile.quantize_(model, octile.W8A8Dynamic())
@@ -405,7 +405,7 @@ def test_names_of_files(tmp_path):
 
 
 def test_names_that_transformers_reads_as_others(tmp_path):
-    """Laguna's `shared_experts` is `shared_expert` in files; a file that says the former is read as something else."""
+    """Laguna's `shared_experts` is `shared_expert` in files; in a file, the former would be read as something else."""
     kind = transformers.LagunaForCausalLM
     words = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
     words |= {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -419,7 +419,7 @@ def test_names_that_transformers_reads_as_others(tmp_path):
 
 
 def test_ignored_layers_have_both_names(tmp_path):
-    """That of the module and that in files."""
+    """The module's name and the name in files."""
     model = zoo.make("vit")
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: name == names[0])
@@ -453,7 +453,7 @@ def test_checkpoints_of_other_experts(tmp_path):
 @pytest.mark.parametrize("which", CONFIGS)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_the_command(name, which, tmp_path):
-    """`octile quantize` and from_checkpoint() give what quantize_() gives."""
+    """`octile quantize` followed by from_checkpoint() equals quantize_()."""
     model, config = zoo.make(name), CONFIGS[which][0]
     model.save_pretrained(tmp_path / "float")
     how = ["--format", which] + (["--group", "32", "--method", "clip"] if which == "w4a16" else [])

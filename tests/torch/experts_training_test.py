@@ -1,4 +1,4 @@
-"""Experts whose weights train: trained_linear(), TrainedExperts, and what Int8Training makes of Transformers' models."""
+"""Experts whose weights train: trained_linear(), TrainedExperts, and Int8Training of Transformers' models."""
 
 import copy
 import io
@@ -30,9 +30,9 @@ def options(backward="16bit", rounding="nearest"):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("backward", ["16bit", "int8", ("int8-128", "16bit"), "int8-whole"])
 def test_trained_linear(backward, dtype, generator):
-    """y and the gradients have the bits of octile.Linear over each expert's rows."""
+    """y and the gradients equal octile.Linear over each expert's rows bit for bit."""
     n, (index, _) = 40, routed(generator)
-    index[index == 2] = 3  # no row of it
+    index[index == 2] = 3  # it gets no row
     index[0, 1] = E  # belongs to no expert
     words, leaves = {"backward": backward}, []
     for shape in ((TOKENS, K), (E, n, K), (E, n)):
@@ -59,7 +59,7 @@ def test_trained_linear(backward, dtype, generator):
 
 @pytest.mark.parametrize("backward", ["16bit", "int8"])
 def test_trained_sum(backward, generator):
-    """The weighted sum of slots is that of the rows, and so are its gradients."""
+    """The weighted sum over slots equals that over rows, and so do its gradients."""
     (index, router), n = routed(generator), 40
     index[0, 1] = E  # belongs to no expert
     sorted_rows = offsets, token, place = module_of.sort_by_expert(E, index)
@@ -74,7 +74,7 @@ def test_trained_sum(backward, generator):
     )
     leaves = x, weight, bias, router
     y = module_of.trained_linear(x, weight, sorted_rows, options(backward), bias, router)
-    # The same rows, each a token of one expert.
+    # The same rows, each as a token with one expert.
     one = module_of.sort_by_expert(E, torch.repeat_interleave(torch.arange(E), offsets.diff())[:, None])
     mine = int(offsets[-1])
     z = module_of.trained_linear(x[:mine], weight, one, options(backward), bias)
@@ -89,7 +89,7 @@ def test_trained_sum(backward, generator):
 
 
 def test_gradients_that_are_not_needed(generator):
-    """What asks for none has none, and the others are the same."""
+    """A tensor that needs no gradient gets none, and the others are unchanged."""
     (index, router), n = routed(generator), 40
     sorted_rows = module_of.sort_by_expert(E, index)
     values = [torch.randn(shape, generator=generator) for shape in ((TOKENS * SLOTS, K), (E, n, K), (E, n))] + [router]
@@ -126,7 +126,7 @@ def test_random_numbers_are_no_other_calls(generator):
 @pytest.mark.parametrize("backward", ["16bit", "int8"])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_int8_training(name, backward, generator):
-    """Experts alone: the parameters stay the same objects, and their gradients point where the float ones do."""
+    """Only the experts: the parameters stay the same objects, and their gradients point as the float ones do."""
     exact = zoo.make(name).train()
     model = copy.deepcopy(exact)
     parameters = dict(model.named_parameters())
@@ -274,11 +274,11 @@ def sharded(rank, port):
         got = results(model, *calls[rank])
         assert same(got[:3], alone[rank][:3])
         for g, a, b in zip(got[3:], alone[0][3:], alone[1][3:], strict=True):
-            assert torch.equal(g.full_tensor(), (a + b) / 2)  # FSDP2 takes the mean
+            assert torch.equal(g.full_tensor(), (a + b) / 2)  # FSDP2 averages
     finally:
         dist.destroy_process_group()
 
 
 def test_fsdp(start_processes):
-    """FSDP2 gathers the experts in float, and they have the bits of one process."""
+    """FSDP2 gathers the experts in float, and their bits equal those of one process."""
     start_processes(sharded, (), 2)

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "sums_in_float32")
 
-STATIC_SCALE = 0.02  # clamps what is beyond 2.55, one in a hundred normal values
+STATIC_SCALE = 0.02  # clamps values above 2.55: one in a hundred of normal data
 
 
 @pytest.fixture(scope="module")
 def sums_in_float32():
-    """On a GPU: torch lets cuBLAS add parts of a sum in 16 bits, unless told not to."""
+    """On a GPU, torch lets cuBLAS add partial sums in 16 bits unless told not to."""
     matmul, names = torch.backends.cuda.matmul, ("fp16", "bf16")
     names = [f"allow_{name}_reduced_precision_reduction" for name in names]
     before = [getattr(matmul, name) for name in names]
@@ -72,7 +72,7 @@ INT8 = {
     "W4A8, zero points": lambda linear: with_zero_points(linear, W4A8Linear, 0, backward="int8"),
 }
 SHAPES = [(1, 64, 48), (5, 96, 33), (70, 128, 200)]  # M, K, N
-ODD = [(3, 63, 31), (17, 1, 5), (4, 65, 1)]  # where there are no groups
+ODD = [(3, 63, 31), (17, 1, 5), (4, 65, 1)]  # without groups
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
@@ -93,12 +93,12 @@ def draw(generator, device, dtype, *shape):
 
 
 def pack(layer):
-    """Whether there is a kernel for it where the layer is. Then it is packed."""
+    """Whether the layer's device has a kernel for it; the weight is then packed."""
     return octile.pack_(layer) != []
 
 
 def integers_and_scales(layer):
-    """(q - z) (N, K) and the scales as its elements have them, float64."""
+    """(q - z) (N, K) and the scale of each element, float64."""
     weight, scale, points = (None if t is None else t.cpu() for t in layer.plain_weight())
     k = layer.in_features
     q = layer.format.levels(weight, k).double().numpy()
@@ -126,7 +126,7 @@ def multiplier(layer):
 
 
 def assert_dx(layer, x, dy):
-    """Of the rows x (M, K) and dy (M, N): x.grad."""
+    """x.grad, for the rows x (M, K) and dy (M, N)."""
     q, scale = integers_and_scales(layer)
     w, m, mask = q * scale, multiplier(layer), passes(layer, x)
     gradient = dy.detach().cpu().double().numpy()
@@ -188,13 +188,13 @@ def test_int8_dx(name, dtype, device, generator):
 
 
 def test_what_a_static_scale_clamps(device):
-    """The contract's inclusive mask: what rounds to 127 passes, what rounds to 128 does not; -128 neither."""
+    """The contract's inclusive mask: what rounds to 127 passes; what rounds to 128 or -128 does not."""
     layer = W8A8StaticLinear.from_linear(linear(8, 4, device), 0.5)
     values = [63.5, 63.74, 63.75, 64.0, -63.5, -63.74, -63.75, 0.0]
     x = torch.tensor([values], device=device, requires_grad=True)
     layer(x).sum().backward()
     assert (x.grad != 0).tolist() == [[True, True, False, False, True, True, False, True]]
-    # What is not finite spoils its row, forward and backward.
+    # A non-finite value makes its row NaN, forward and backward.
     bad = torch.tensor([values, values], device=device)
     bad[0, 1], bad[0, 2] = torch.nan, torch.inf
     bad.requires_grad_()
@@ -261,7 +261,7 @@ def test_nothing_of_x_is_kept(name, device, generator):
         assert gone() is None
         y.sum().backward()
         assert leaf.grad.isfinite().all()
-    # A bias alone needs nothing.
+    # A bias alone needs nothing saved.
     layer.bias = nn.Parameter(layer.bias)
     assert saved_by(lambda: layer(leaf.detach()))[1] == []
 
@@ -279,7 +279,7 @@ def test_a_packed_weight_is_unpacked_once(monkeypatch, generator):
     assert len(calls) == 1 and layer._unpacked is not None
     assert len(pickle.dumps(layer)) < len(pickle.dumps(layer._unpacked)) + 8192
     assert pickle.loads(pickle.dumps(layer))._unpacked is None and copy.deepcopy(layer)._unpacked is None
-    # Whatever makes the packed weight anew is noticed.
+    # Every way of repacking the weight is noticed.
     other = W4A16Linear.from_linear(nn.Linear(64, 24), group=32)
     layer.load_state_dict(copy.deepcopy(other).pack_().state_dict())
     grads = []
@@ -384,7 +384,7 @@ def test_autocast(name, device, generator):
     y.backward(dy)
     mine = values.bfloat16().requires_grad_()
     layer(mine).backward(dy)
-    # A static scale may clamp what x is before the cast, but the cast comes first, as without gradients.
+    # A static scale may clamp values of x before the cast, but the cast comes first, as without gradients.
     assert x.grad.dtype == torch.float32 and torch.equal(x.grad, mine.grad.float())
     # Whether autocast is on when the backward runs does not matter.
     full, wide = values.clone().requires_grad_(), dy.float()
@@ -441,7 +441,7 @@ def test_compiled(name, packed, device, generator):
     assert layer._unpacked is None
     for x, dy, results in got:
         assert all(torch.equal(a, b) for a, b in zip(results, gradients(layer, x, dy), strict=True))
-    # A packed layer that eager code has unpacked since is compiled once more, to read that.
+    # If eager code has unpacked a packed layer since, it is compiled once more for the unpacked weight.
     results = gradients(fast, *got[-1][:2])
     assert all(torch.equal(a, b) for a, b in zip(results, got[-1][2], strict=True))
     assert (counter.frame_count > count) == packed
@@ -561,7 +561,7 @@ def test_lora_by_hand(name, generator):
     float_loss = losses(lambda linear: linear.requires_grad_(False))
     first, last = losses(LAYERS[name])
     assert last < 0.8 * first
-    if "zero points" not in name:  # random ones there: another weight
+    if "zero points" not in name:  # theirs are random: another weight
         assert last == pytest.approx(float_loss[1], rel=0.03 if name.startswith("W8") else 0.1)
 
 

@@ -1,4 +1,4 @@
-"""FSDP2 with int8 all-gather: octile.fsdp. Four processes over gloo, as four ranks, twice two, or four times one."""
+"""FSDP2 with int8 all-gather: octile.fsdp. Four processes over gloo, as four ranks, two pairs, or four times one."""
 
 import collections
 import copy
@@ -83,7 +83,7 @@ def assert_same(a, b):
 
 
 def bits(meshes, rank, dtype=torch.float32, backwards=BACKWARDS):
-    """Forward and dX of n ranks are those of one process with all rows; dW differs by the rounding of a sum."""
+    """Forward and dX of n ranks equal those of one process with all rows; dW differs by the rounding of a sum."""
     x, dy = inputs(dtype)
     unit = torch.finfo(dtype).eps / 2
     for backward in backwards:
@@ -96,7 +96,7 @@ def bits(meshes, rank, dtype=torch.float32, backwards=BACKWARDS):
             parts = []  # one process, on each rank's rows
             for mine, theirs in zip(x.chunk(n), dy.chunk(n), strict=True):
                 part = Net(backward, dtype=dtype)
-                part(mine.clone().requires_grad_()).backward(theirs)  # dB is added up elsewhere where dX is not needed
+                part(mine.clone().requires_grad_()).backward(theirs)  # without dX, dB is summed elsewhere
                 parts.append({name: p.grad for name, p in part.named_parameters()})
             for reshard in (True, False)[: 1 if isinstance(backward, tuple) else 2]:
                 model = prepared(Net(backward, dtype=dtype), meshes[n], reshard_after_forward=reshard)
@@ -111,12 +111,12 @@ def bits(meshes, rank, dtype=torch.float32, backwards=BACKWARDS):
                     assert torch.equal(mine.grad, dx), (backward, n)
                 for name, p in model.named_parameters():
                     terms = torch.stack([part[name] for part in parts]).double()
-                    got = p.grad.full_tensor().double() * n  # FSDP2 takes the mean
+                    got = p.grad.full_tensor().double() * n  # FSDP2 averages
                     error, sizes = (got - terms.sum(0)).abs(), terms.abs().sum(0)
                     assert (error <= (n - 1) * unit * sizes).all(), (backward, n, name)
                     if backward in ("int8", "int8-128") and dtype is torch.float32:
-                        # Ranks have whole blocks of tokens, so the batch's dW is the same products, added otherwise:
-                        # at most 8 blocks. Of a bias, 1,024 terms.
+                        # Ranks have whole blocks of tokens, so the batch's dW has the same products in another order:
+                        # at most 8 blocks. A bias sums 1,024 terms.
                         count = 1024 if name == "up.bias" else 16
                         whole_grad = dict(whole.named_parameters())[name].grad
                         blocks = torch.stack([t.abs() for t in terms]).sum(0) + whole_grad.abs()
@@ -124,7 +124,7 @@ def bits(meshes, rank, dtype=torch.float32, backwards=BACKWARDS):
 
 
 def train(model, rank, n, optimizer, steps=2, sync_each=True):
-    """Micro-batches of unequal values; returns the losses."""
+    """Micro-batches with different values; returns the losses."""
     x, _ = inputs()
     losses = []
     for step in range(steps):
@@ -141,7 +141,7 @@ def train(model, rank, n, optimizer, steps=2, sync_each=True):
 
 
 def training(meshes, rank):
-    """Whatever FSDP2 is asked for, int8 on the wire trains with the bits of float on the wire."""
+    """With every option of FSDP2, int8 communication trains with the same bits as float."""
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     offload, every = CPUOffloadPolicy(pin_memory=False), max(ranks.counts(meshes))
@@ -169,7 +169,7 @@ def training(meshes, rank):
 
 
 def mixed_precision(meshes, rank):
-    """int8 is made of the optimizer's f32, whatever type the others are gathered in; dW is reduced as was asked for."""
+    """int8 is made from the optimizer's f32, whatever type the others are gathered in; dW is reduced as requested."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     x, dy = inputs()
@@ -191,14 +191,14 @@ def mixed_precision(meshes, rank):
         assert got.dtype is torch.float32  # the optimizer's
         bound = (2.0**-24 if reduced is torch.float32 else 2.0**-8) * sum(p.abs() for p in parts)
         assert ((got.double() * 2 - sum(parts)).abs() <= bound).all()
-    model = prepared(Net(dtype=torch.bfloat16), meshes[2])  # no f32 at all
+    model = prepared(Net(dtype=torch.bfloat16), meshes[2])  # no f32 anywhere
     assert torch.equal(
         model(x.bfloat16().chunk(2)[rank % 2]), Net(dtype=torch.bfloat16)(x.bfloat16()).chunk(2)[rank % 2]
     )
 
 
 class Gathered(TorchDispatchMode):
-    """Counts the bytes that all-gathers write, or all collectives, by the op; and the float weights that are quantized."""
+    """Counts the bytes that all-gathers, or all collectives, write, by op, and the float weights that are quantized."""
 
     def __init__(self, every=False):
         super().__init__()
@@ -216,7 +216,7 @@ class Gathered(TorchDispatchMode):
 
 
 def wire(meshes, rank):
-    """Bytes that all ranks receive together, and how often a shard is quantized."""
+    """The bytes that all ranks together receive, and how often a shard is quantized."""
     n, size = max(ranks.counts(meshes)), 64
     x = torch.randn(24, size, device=ranks.device)
     totals = {}
@@ -243,7 +243,7 @@ def wire(meshes, rank):
                 optimizer.step()
                 optimizer.zero_grad()
                 if kind == "int8":
-                    # The first of all was before this; afterwards once a step.
+                    # The very first came before this; afterwards once per step.
                     assert seen.quantized == 2 * step, seen.quantized
         (totals[kind],) = seen.bytes.values()
     gathers = 2 * 3 * 2 * 2  # steps, micro-batches, forward and backward, layers
@@ -251,7 +251,7 @@ def wire(meshes, rank):
 
 
 def writes(meshes, rank):
-    """Every way in which a weight changes is seen by the next forward."""
+    """The next forward sees the change, however a weight was changed."""
     x, _ = inputs()
     model = prepared(Net(), meshes[2])
 
@@ -285,7 +285,7 @@ def writes(meshes, rank):
     model.load_state_dict(other, assign=True)
     assert_current()
     assert fsdp.gathers_int8(model.up.weight)
-    # Without memory at first.
+    # On the meta device at first.
     model = prepared(Net(device="meta"), meshes[2])
     model.to_empty(device=ranks.device)
     model.load_state_dict(other)
@@ -295,7 +295,7 @@ def writes(meshes, rank):
 
 
 def checkpoints(meshes, rank):
-    """Plain float tensors, which any number of ranks loads; weights and the optimizer's state."""
+    """Weights and the optimizer's state are plain float tensors, which any number of ranks can load."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
@@ -344,7 +344,7 @@ def checkpoints(meshes, rank):
         whole = Net()
         whole.load_state_dict(saved[fewer])
         assert torch.equal(model(x), whole(x))
-    # All of it on one rank, in torch's own file.
+    # Everything on one rank, in torch's own file format.
     model, _ = build(every)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, dict(saved[fewer]) if rank == 0 else {}, options=options)
@@ -391,7 +391,7 @@ def refusals(meshes, rank):
 
 
 def example(meshes, rank):
-    """train_gpt.py --parallel fsdp: the loss curve of one process."""
+    """train_gpt.py --parallel fsdp has the loss curve of one process."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
     from gpt import training as gpt
 
@@ -434,7 +434,7 @@ def test_four_processes(start_processes):
 
 
 def lose_a_rank(rank, port):
-    """The others hear of it from the collective that they are in, and not by the group's time having passed."""
+    """The others learn of it from the collective that they are in, not from the group's timeout."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     from octile.parallel import RowParallel
@@ -460,7 +460,7 @@ def test_a_rank_dies(start_processes):
 
 
 def test_sixty_four_ranks():
-    """Shapes and bytes of one rank of 64, 8 of FSDP2 by 8 of tensor parallelism: no other is there."""
+    """Shapes and bytes of one rank of 64, 8 of FSDP2 by 8 of tensor parallelism; the other ranks do not exist."""
     from octile.parallel import ColumnParallel, RowParallel
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -490,7 +490,7 @@ def test_sixty_four_ranks():
     of_weights = 2 * 2 * width * hidden // parts + 2 * 4 * (hidden // parts + width)  # forward and backward
     assert seen.bytes == {
         "c10d::_allgather_base_": of_weights,
-        "c10d::_reduce_scatter_base_": 4 * 2 * width * hidden // parts // 8,  # dW in f32, what one rank keeps
+        "c10d::_reduce_scatter_base_": 4 * 2 * width * hidden // parts // 8,  # dW in f32, the part that one rank keeps
         "_c10d_functional::all_gather_into_tensor": tokens * (width + 4) + 4 * tokens * width,  # x as int8, dY
         "_c10d_functional::reduce_scatter_tensor": 2 * 4 * tokens // parts * width,  # y and dX
     }, seen.bytes
@@ -503,7 +503,7 @@ def mesh():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
-    torch._dynamo.reset()  # or what follows is compiled for any size
+    torch._dynamo.reset()  # otherwise the next is compiled for dynamic sizes
 
 
 def test_compiled_blocks(mesh):
@@ -526,7 +526,7 @@ def test_compiled_blocks(mesh):
 
 
 def test_compiled_parallel(mesh):
-    """Blocks that torch.compile has in one graph, collectives and all."""
+    """torch.compile puts each block in one graph, including the collectives."""
     parallel_checks.compiled(mesh, "inductor")
 
 
@@ -549,7 +549,7 @@ def test_cached_before_it_is_sharded(mesh):
 
 
 def test_without_sharding():
-    """Prepared, and never sharded: the layer is as it was."""
+    """Prepared but never sharded: the layer is unchanged."""
     x, dy = inputs()
     whole, model = Net(), Net()
     up = model.up.weight

@@ -1,4 +1,4 @@
-"""Layers that are multiplied as one: their bits, what is saved, and what happens when their buffers change."""
+"""Layers multiplied as one: their bits, what is saved, and what happens when their buffers change."""
 
 import copy
 import pickle
@@ -105,7 +105,7 @@ def test_conversions_and_copies(device):
     moved = copy.deepcopy(model).to("meta")
     assert moved.model.layers[1].mlp.up_proj._joined[0].layer.quantized_weight.is_meta
     q, k = (getattr(model.model.layers[0].self_attn, name) for name in ("q_proj", "k_proj"))
-    q.to("meta")  # one alone: the others multiply for themselves
+    q.to("meta")  # one alone: the others are multiplied separately
     assert q._joined[0].layer is None
     x = torch.randn(2, 64, device=device)
     assert torch.equal(k(x), alone.model.layers[0].self_attn.k_proj(x))
@@ -129,7 +129,7 @@ def test_another_input_in_between(device):
 
 
 def test_a_change_between_the_calls(device):
-    """What the first call has made is not taken after x was changed in place, or where a gradient is wanted first."""
+    """The first call's output is not reused after x was changed in place, or when a gradient is then wanted."""
     joined, alone = (llama("w8a8", device, joined).model.layers[0].mlp for joined in (True, False))
     x = torch.randn(3, 64, device=device)
     joined.gate_proj(x)
@@ -167,7 +167,7 @@ def pairs(device, *changes, bias=True, config="w8a8"):
 
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_bias_of_their_own(packs, device):
-    """A new one counts, as a parameter it has a gradient, and both are converted and loaded as in other layers."""
+    """A new one is used; as a parameter it has a gradient; and both are converted and loaded as in other layers."""
     joined, alone = pairs(device, *[octile.pack_] * packs)
     if packs and joined.gate_proj.packed_weight is None:
         pytest.skip("no kernel of a GPU reads its packed weight")
@@ -208,7 +208,7 @@ def test_biases_are_converted(device):
 
 
 def test_outputs_are_each_layers_own(device):
-    """What is done to an output reaches no later call, and no other layer's gradient."""
+    """Changing an output affects no later call, and no other layer's gradient."""
     joined, alone = pairs(device)
     x = torch.randn(3, 64, device=device)
     for model in (joined, alone):
@@ -237,7 +237,7 @@ def test_outputs_are_each_layers_own(device):
             assert not model.up_proj(x).is_inference()
         more = torch.ones(96, device=device, requires_grad=True)
         y = model.gate_proj(x)
-        y += more  # of an output that had no gradient
+        y += more  # an output that had no gradient
         y.sum().backward()
         assert more.grad.eq(3).all()
         first, second = model.gate_proj(x), model.up_proj(x)
@@ -260,7 +260,7 @@ def test_one_unpacking_for_all_gradients(device, monkeypatch):
             (model.gate_proj(leaf) * model.up_proj(leaf)).sum().backward()
             gradients.append(leaf.grad)
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-    assert len(calls) == 3  # one for the joined layers, two for those apart
+    assert len(calls) == 3  # one for the joined layers, two for the separate ones
 
 
 def test_no_bias_any_more(device):
@@ -289,7 +289,7 @@ def test_pickles_share_memory_again(packs, device):
 
 
 def test_threads_share_an_input():
-    """Each gets its output, whoever multiplied."""
+    """Each gets its own output, whichever layer ran the product."""
     joined, alone = pairs(torch.device("cpu"))
     x = torch.randn(1, 64)
     expected, wrong = [alone.gate_proj(x), alone.up_proj(x)], []
@@ -340,7 +340,7 @@ def test_a_refit_between_the_calls(config, device):
 def test_compiled_generation(config, device):
     torch._dynamo.reset()
     joined, alone = llama(config, device), llama(config, device, False)
-    # Both compiled: on a GPU the operators that norms and attention are taken apart into round otherwise than torch's own.
+    # Both are compiled: on a GPU, decomposed norms and attention round in another way than torch's own.
     compiled = [torch.compile(model, backend="aot_eager", fullgraph=True) for model in (joined, alone)]
     for length in (5, 1, 1):
         same_logits(*compiled, config, ids(device, 1, length))

@@ -1,4 +1,4 @@
-"""A whole quantized layer by op_reference.py: what forward and backward have to give, and how near."""
+"""A whole quantized layer computed with op_reference.py: the results of forward and backward, and their tolerances."""
 
 import numpy as np
 import op_reference as reference

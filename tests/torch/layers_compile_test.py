@@ -58,7 +58,7 @@ def test_one_graph_for_all_layers(cached, device, generator):
     assert counter.frame_count == 1
 
 
-# Each layer with each backward, and each of both with each number of dimensions.
+# Each layer with each backward, and every number of dimensions with both.
 @pytest.mark.parametrize(
     ("kind", "backward", "leading"),
     [
@@ -142,7 +142,7 @@ def test_autocast(backward, device, generator):
 
 
 def test_graph_holds_what_it_should(device, generator):
-    """One quantize for each of X and W, int8 and scales alone saved, and no 16-bit copy of the weight."""
+    """One quantize each for X and W, only int8 and scales saved, and no 16-bit copy of the weight."""
     graphs = []
 
     def keep(graph, _):
@@ -170,7 +170,7 @@ def test_graph_holds_what_it_should(device, generator):
 
 @pytest.mark.parametrize("keywords", [{}, {"per_channel": False}])
 def test_homework_function(keywords, device, generator):
-    """With the keyword there is a break in the graph, which must do no harm."""
+    """With the keyword there is a graph break, which must do no harm."""
 
     def f(x, w, b):
         return octile.CustomLinearFunction.apply(x * 2, w, b, **keywords).relu()
@@ -259,7 +259,7 @@ def test_cached_weights(backward, device, generator):
     assert counter.frame_count == 1
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
 
-    # What the documentation warns of: a compiled forward does not see other changes until refresh().
+    # As documented, a compiled forward does not see other changes until refresh().
     before = fast(x)
     with torch.no_grad():
         plain[0].weight.mul_(2)
@@ -433,6 +433,6 @@ def test_reduce_overhead(cached, gpu):
             forward(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    # Sums of floats outside our ops may differ, and a step of int8 with them: losses, not bits.
+    # Float sums outside our ops may differ, and with them an int8 step: losses are compared, not bits.
     with torch.no_grad():
         assert torch.allclose(plain(x).square().mean(), other(x).square().mean(), rtol=1e-2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What other tests check of FSDP2, tensor and expert parallelism and DDP on CPUs, on GPUs over NCCL.
+"""The checks of FSDP2, tensor and expert parallelism and DDP that other tests run on CPUs, on GPUs over NCCL.
 
     python tests/torch/many_gpus_check.py                           # two GPUs, or four
     python tests/torch/many_gpus_check.py --device cpu --ranks 2    # CPUs over gloo, to try it out
@@ -23,7 +23,7 @@ from unittest import mock
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is not everywhere
 
-SILENT = 120  # seconds without a check that ends, after which the processes hang
+SILENT = 120  # seconds without a finished check after which the processes are taken to hang
 
 
 # ---- What each rank checks ----
@@ -39,7 +39,7 @@ def checks():
     import torch
 
     def resized(module, check, *arguments, **sizes):
-        """A check at the sizes that kernels are made for."""
+        """A check at sizes that are typical for the kernels."""
 
         def run(meshes, rank):
             with mock.patch.multiple(module, **sizes):
@@ -86,12 +86,12 @@ def checks():
 
 
 def begun_file(finished):
-    """Holds the name of the check that these processes have begun last."""
+    """The file with the name of the check that these processes began last."""
     return pathlib.Path(f"{finished}.begun")
 
 
 def work(a):
-    """One rank: the checks that a.finished does not name, in their order."""
+    """One rank: runs the checks that a.finished does not name, in order."""
     import ranks
     import torch
     import torch.distributed as dist
@@ -133,7 +133,7 @@ def work(a):
 
 
 def run_ranks(a, names, finished):
-    """All ranks, until they have ended or one of them has failed: how, or None."""
+    """Runs all ranks until they have ended or one has failed. Returns how it failed, or None."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -145,7 +145,7 @@ def run_ranks(a, names, finished):
         seen, since = None, time.monotonic()
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes):
-                time.sleep(3)  # for what the others have to say
+                time.sleep(3)  # for the others' output
                 break
             if seen != (seen := finished.stat().st_size):
                 since = time.monotonic()

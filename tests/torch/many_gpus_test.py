@@ -1,4 +1,4 @@
-"""many_gpus_check.py, where there are GPUs for it."""
+"""many_gpus_check.py, if there are enough GPUs."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""examples/quantize_minilm.py: its parts; and the whole, where the packages with the model and the sentences are."""
+"""examples/quantize_minilm.py: its parts; and the whole, if the packages with the model and the sentences are installed."""
 
 import importlib.util
 import subprocess

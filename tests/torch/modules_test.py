@@ -90,7 +90,7 @@ def test_function(backward, device, generator):
 
 
 def test_what_the_words_of_a_backward_mean(device):
-    """The options are set by words, and read as the same words."""
+    """The options are set by strings, and read back as the same strings."""
     for backward in BACKWARDS:
         layer = Linear(8, 4, device=device, backward=backward)
         assert layer.backward == backward and f"backward={backward}" in str(layer)
@@ -115,7 +115,7 @@ def test_what_the_words_of_a_backward_mean(device):
 
 
 def test_blocks_keep_the_gradient_of_small_tokens(device, generator):
-    """One token a hundred times the others: with one scale for the whole contraction it rounds theirs away."""
+    """One token is a hundred times as large as the others: one scale for the whole contraction would round theirs away."""
     plain = nn.Linear(32, 24, device=device)
     x = draw(generator, device, 1024, 32).requires_grad_()
     dy = draw(generator, device, 1024, 24)
@@ -131,7 +131,7 @@ def test_blocks_keep_the_gradient_of_small_tokens(device, generator):
 
 
 def test_gradients_accumulate_over_micro_batches(device, generator):
-    """With the weight quantized once; each micro-batch has blocks of its own. The same again gives the same bits."""
+    """With the weight quantized once; each micro-batch has its own blocks. Repeated, it gives the same bits."""
     layer = make(Linear, 64, 48, device, FULL, backward="int8")
     octile.cache_weights_(layer)
     parts = [(draw(generator, device, 200, 64), draw(generator, device, 200, 48)) for _ in range(3)]
@@ -150,7 +150,7 @@ def test_gradients_accumulate_over_micro_batches(device, generator):
 
 
 def test_small_gradients_are_not_lost(device, generator):
-    """dY of a mean over many tokens, times a weight's scale, is far below the floor of an activation's scale."""
+    """dY of a mean over many tokens, times a weight's scale, is far below an activation scale's lower limit."""
     layer = make(Linear, 128, 64, device, FULL, backward="int8")
     x = draw(generator, device, 32, 128).requires_grad_()
     dy = draw(generator, device, 32, 64)
@@ -161,7 +161,7 @@ def test_small_gradients_are_not_lost(device, generator):
 
 @pytest.mark.parametrize("kind", [Linear, QuantizedLinear])
 def test_stochastic_rounding(kind, device, generator):
-    """Without a bias: the mean of 64 draws is about 8 times nearer than one, which nearest rounding's error is not."""
+    """Without bias: the mean of 64 draws is about 8 times closer than one draw, unlike nearest rounding's error."""
     plain = nn.Linear(128, 64, device=device)
     layer = kind.from_linear(plain, backward="int8", rounding="stochastic")
     exact = kind.from_linear(plain, backward="16bit")
@@ -241,7 +241,7 @@ def test_empty_batch(backward, device):
 @pytest.mark.parametrize("shape", [(10, 48), (2, 5, 48), (48,)])
 @pytest.mark.parametrize("kind", [Linear, QuantizedLinear, octile.CustomLinearFunction])
 def test_outputs_can_be_changed_in_place(kind, shape, device, generator):
-    """As those of torch.nn.Linear: by ReLU(inplace=True), by a residual."""
+    """As with torch.nn.Linear: by ReLU(inplace=True), by a residual."""
     torch.manual_seed(0)
     layer = QuantizedLinear(48, 20, device=device, dtype=FULL)
     if kind is Linear:
@@ -272,7 +272,7 @@ def saved(y):
 def test_saves_int8_alone(backward, device, generator):
     layer = make(Linear, 64, 48, device, HALF, backward=backward)
     x = draw(generator, device, 32, 64, dtype=HALF).requires_grad_()
-    y = layer(x)  # whose graph holds them
+    y = layer(x)  # its graph holds them
     x_saved, xs, w_saved, ws = y.grad_fn.saved_tensors
     dx_product, dw_product = pair(backward)
     assert x_saved.dtype == w_saved.dtype == torch.int8 and xs.dtype == ws.dtype == FULL
@@ -333,13 +333,13 @@ def test_autocast(x_dtype, backward, device, generator):
             assert torch.equal(layer(x), y)
     dy = draw(generator, device, 160, 48, dtype=BRAIN)
     y.backward(dy)
-    # From the float32 weight and x as they are: no rounding to bfloat16 before they are quantized.
+    # From float32 weights and x directly: no rounding to bfloat16 before they are quantized.
     expected = layer_reference.Expected(x, layer.weight, layer.bias, dtype=BRAIN)
     expected.assert_y(y)
     expected.assert_dx(x.grad.to(BRAIN), dy, backward)
     expected.assert_dw(layer.weight.grad, dy, backward)
     assert x.grad.dtype == x_dtype and layer.weight.grad.dtype == FULL and layer.bias.grad.dtype == FULL
-    # float32 from the kernel, not widened bfloat16.
+    # float32 directly from the kernel, not widened bfloat16.
     assert not torch.equal(layer.weight.grad, layer.weight.grad.to(BRAIN).float())
 
 
@@ -429,7 +429,7 @@ def test_saved_tensor_hooks(device, generator):
 
 def test_differentiable_once(device, generator):
     layer = make(Linear, 16, 8, device, FULL)
-    for power in (1, 2):  # dY without and with a gradient of its own
+    for power in (1, 2):  # dY without and with its own gradient
         x = draw(generator, device, 4, 16).requires_grad_()
         y = layer(x).pow(power).sum()
         (gradient,) = torch.autograd.grad(y, x, create_graph=True)
@@ -467,7 +467,7 @@ def test_refuses_transforms(device, generator):
                 layer(dual)
         with torch.no_grad(), pytest.raises(NotImplementedError, match="no forward-mode"):
             W8A8Linear(64, 8, device=device)(dual)
-        assert layer(x).shape == (3, 4, 8)  # nothing dual about it
+        assert layer(x).shape == (3, 4, 8)  # not a dual tensor
 
 
 def test_frozen_int8_layer_passes_gradients(device, generator):
@@ -488,7 +488,7 @@ def test_frozen_int8_layer_passes_gradients(device, generator):
 def test_state_dict(device, tmp_path):
     for kind in (Linear, QuantizedLinear):
         a, b = (kind(48, 33, device=device, dtype=BRAIN) for _ in range(2))
-        a(torch.ones(1, 48, device=device, dtype=BRAIN))  # fills the cache, which must not show
+        a(torch.ones(1, 48, device=device, dtype=BRAIN))  # fills the cache, which must have no effect
         assert list(a.state_dict()) == ["weight", "bias"]
         torch.save(a.state_dict(), tmp_path / "a.pt")
         b.load_state_dict(torch.load(tmp_path / "a.pt", weights_only=True))
@@ -636,7 +636,7 @@ def test_functional_call_and_parametrization(device, generator):
     got.sum().backward()
     assert other["weight"].grad is not None and layer.weight.grad is None
     assert torch.equal(layer(x), y)
-    for scale in (2.0, 5.0):  # every call has a new tensor for a weight, often at the same address
+    for scale in (2.0, 5.0):  # every call has a new tensor as weight, often at the same address
 
         class Times(nn.Module):
             def forward(self, w):
@@ -660,7 +660,7 @@ def test_from_and_to_linear(device, generator):
     square = QuantizedLinear.from_linear(plain)
     assert square.weight.shape == (128, 33) and square.weight.dtype == FULL
     assert torch.equal(square.to_linear().weight, plain.weight) and torch.equal(square.to_linear().bias, plain.bias)
-    # Each is as near to the plain layer as its steps say: W8A8 1.5 % of the output, 4 bits of 15 steps about 10 %.
+    # The distance from the plain layer follows from the step: W8A8 1.5 % of the output, 4 bits with 15 steps about 10 %.
     exact = plain(x)
     for layer, limit in (
         (W8A8Linear.from_linear(plain), 0.02),
@@ -684,7 +684,7 @@ def test_from_and_to_linear(device, generator):
 
 @pytest.mark.parametrize("group", [0, 32, 64, 128])
 def test_four_bits(group, device, generator):
-    """Bytes and scales against the library's quantizer of weights, y against the dequantized weight, or by the contract."""
+    """Bytes and scales against the library's quantizer of weights; y against the dequantized weight, or the contract."""
     from octile import quantizer
     from octile.weight_format import WeightFormat
 
@@ -781,7 +781,7 @@ def test_refusals(device, generator):
 @pytest.mark.parametrize("shape", [(5, 63), (2, 3, 65), (5, 32), (63,), ()])
 @pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W8A8StaticLinear, W4A16Linear, W4A8Linear])
 def test_a_wrong_input_is_named(kind, shape, device):
-    """Not the weight, which is the layer's own. A packed weight may be of one size for several of IN."""
+    """The weight is not included: it is the layer's own. A packed weight may have one size for several values of IN."""
     plain = nn.Linear(64, 32, device=device)
     groups = [{"group": 32}, {"group": 0}]
     options = {W8A8StaticLinear: [{"input_scale": 0.1}], W4A16Linear: groups, W4A8Linear: groups}
@@ -818,7 +818,7 @@ def test_a_wrong_input_of_the_function(device):
 
 @pytest.mark.slow
 def test_import_is_light():
-    """Beside torch itself, importing brings in nothing large."""
+    """Apart from torch itself, importing loads nothing large."""
     code = "import torch, sys; before = set(sys.modules); import octile; print(*sorted(set(sys.modules) - before))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {m for m in out if m.split(".")[0] in ("triton", "numpy", "torch._dynamo", "torch._inductor")}

@@ -1,4 +1,4 @@
-"""Norms that leave as int8: their bits beside the contract in numpy, and gradients beside torch's."""
+"""Norms with int8 output: their bits against the contract in numpy, and gradients against torch's."""
 
 import copy
 
@@ -97,7 +97,7 @@ def test_bad_values_spoil_their_row(device):
 
 
 class Block(nn.Module):
-    """A norm, and layers behind it. Fused or not: its layers are octile's."""
+    """A norm and the layers behind it. Fused or not: its layers are octile's."""
 
     def __init__(self, device, centred, backward, fused, dtype=FULL):
         super().__init__()
@@ -149,7 +149,7 @@ def test_gradients_beside_torch(dtype, centred, residual, backward, device, gene
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("shape", [(30, 64), (3, 10, 64), (64,)])
 def test_gradients_of_the_norm_are_torchs(shape, centred, device, generator):
-    """Through a layer that multiplies by one: dH is known."""
+    """Through a layer that multiplies by one, so that dH is known."""
     one = octile.Linear(64, 64, False, device=device)
     with torch.no_grad():
         one.weight.copy_(torch.eye(64))

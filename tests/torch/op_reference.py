@@ -1,4 +1,4 @@
-"""The number contract (docs/reference/contract.md) for what the ops compute, one readable function each, in numpy."""
+"""The number contract (docs/reference/contract.md) of the ops in numpy, one readable function each."""
 
 import ctypes
 import ctypes.util
@@ -19,12 +19,12 @@ _FMA = {
 
 
 def working(dtype):
-    """The type that a float type's arithmetic is done in: numpy's and torch's."""
+    """The type that a float type is computed in: numpy's and torch's."""
     return (np.float64, torch.float64) if dtype == torch.float64 else (np.float32, torch.float32)
 
 
 def wide(t):
-    """t in numpy, widened to the type that it is computed in."""
+    """t in numpy, widened to the type it is computed in."""
     return t.detach().cpu().to(working(t.dtype)[1]).numpy()
 
 

@@ -1,4 +1,4 @@
-"""How the package finds its libraries and chooses between the two implementations, each time in a fresh process."""
+"""How the package finds its libraries and chooses between the two implementations, each time in a new process."""
 
 import json
 import os
@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def run_with_torch(tmp_path_factory):
-    """run() in processes that have imported torch, and nothing of the package."""
+    """run() in processes that have imported torch but not the package."""
     output = tmp_path_factory.mktemp("run") / "output"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
@@ -155,7 +155,7 @@ def test_binary_without_torch():
 
 @pytest.mark.skipif(_ops.BINDING != "stable", reason="of the C++ alone")
 def test_schemas_of_another_version(run_with_torch):
-    """A call that does not fit the binary is refused, and nothing is read from its stack."""
+    """A call with the wrong signature for the binary is refused, and nothing is read from its stack."""
     code = "import torch\nlibrary = torch.library.Library('octile', 'DEF')\n"
     code += "library.define('linear(Tensor x) -> Tensor')\n"
     code += LOAD.format(library=str(LIBRARY), binary=str(binary()))

@@ -95,7 +95,7 @@ def attention(batch, device):
 
 
 def grouped(x, xq, x_scale, wq, w_scale, s4, s4_scale, zeros):
-    """Of one expert: sorted rows, two rows a token that are summed, and 4 bits."""
+    """For one expert: sorted rows, two rows per token that are summed, and 4 bits."""
     (m, k), n, device = x.shape, wq.shape[0], x.device
     offsets = torch.tensor([0, m], dtype=torch.int32, device=device)
     token = torch.arange(2 * m, dtype=torch.int32, device=device) % max(m, 1)
@@ -188,7 +188,7 @@ def test_a_tensor_on_meta_among_others_is_refused():
 
 
 def training_step(x, w, bias, dy):
-    """A layer forward and backward, from the ops alone."""
+    """A layer's forward and backward, written with the ops alone."""
     wq, turned_wq, w_scale = ops.quantize(w, _c.PER_ROW, _c.BOTH)
     xq, turned_xq, x_scale = ops.quantize(x * 2, _c.PER_ROW, _c.BOTH)
     y = ops.linear_int8(xq, x_scale, wq, w_scale, bias, OUT_IN, x.dtype)
@@ -217,7 +217,7 @@ def test_compiled_without_breaks_or_recompiles(backend, device):
 
 
 def test_layers_compiled_by_inductor(device):
-    """Here, since its first use is half of what the test of the compiled layers would take."""
+    """Here, because its first use would take half of the compiled layers' test time."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     last = octile.Linear(96, 32, False, backward="int8", device=device)
@@ -232,7 +232,7 @@ def test_layers_compiled_by_inductor(device):
 
 
 def test_compiled_of_an_inner_batch_that_is_marked_dynamic(device):
-    """dynamic is not asked for: the second batch size makes it so, and no third graph follows."""
+    """dynamic is not requested: the second batch size makes it dynamic, and there is no third graph."""
     torch._dynamo.reset()
     graphs = []
 
@@ -278,7 +278,7 @@ def test_exported(device):
 
 
 def test_no_gradient_is_made_up():
-    """The ops know no autograd: whoever differentiates through one is warned, and gets no gradient."""
+    """The ops have no autograd: differentiating through one warns and gives no gradient."""
     x = torch.randn(4, 64, requires_grad=True)
     wq, _, w_scale = ops.quantize(torch.randn(8, 64), _c.PER_ROW, _c.ROW_MAJOR)
     y = ops.linear(x, wq, w_scale, None, TOKEN, OUT_IN)

@@ -1,4 +1,4 @@
-"""The ops on a GPU: the CPU's bits, torch's stream, graphs, memory, and no waiting."""
+"""The ops on a GPU: the CPU's bits, torch's stream, graphs, memory, and no synchronization."""
 
 import copy
 import time
@@ -30,7 +30,7 @@ class Tensors:
 
     def to(self, device):
         other = object.__new__(Tensors)
-        # q as it was made: with padded rows.
+        # q as the op returned it: with padded rows.
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
                 moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
@@ -39,7 +39,7 @@ class Tensors:
         return other
 
     def calls(self):
-        """name -> the op, whose results are bits that every device makes."""
+        """name -> an op whose results have the same bits on every device."""
         rest = (self.w_scale, self.bias)
         back = (self.dy, self.wq_transposed, self.w_scale, self.xq_transposed, self.x_scale)
         return {
@@ -59,7 +59,7 @@ class Tensors:
         }
 
     def float_calls(self):
-        """The others: float sums, the same bits on every run on one device."""
+        """The others: float sums, with the same bits on every run on one device."""
         back = (self.dy, self.wq, self.w_scale, self.xq, self.x_scale)
         return {
             "backward 16-bit": lambda: ops.linear_backward(
@@ -117,7 +117,7 @@ def test_stream_is_the_current_one(shape):
             expected = [t.cpu() for t in flat(every_call(other)[name]())]
             torch.cuda.synchronize()
             with torch.cuda.stream(side):
-                # The inputs are those of `other` only after a while, on this stream.
+                # The inputs get `other`'s values only after a while, on this stream.
                 torch.cuda._sleep(20_000_000)
                 for key, value in vars(other).items():
                     if isinstance(value, torch.Tensor):
@@ -136,7 +136,7 @@ def test_graphs(shape):
         tensors, other = Tensors(shape).to("cuda"), Tensors(shape, seed=8).to("cuda")
         expected = every_call(other)[name]()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # of a plan that may not have been made yet
+        with torch.cuda.graph(graph):  # the plan may not exist yet
             got = every_call(tensors)[name]()
         for key, value in vars(other).items():
             if isinstance(value, torch.Tensor):
@@ -251,7 +251,7 @@ def routed(tokens, dtype=torch.bfloat16, seed=1):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_experts(name, packed):
-    """Those of the CPU, with int8 tokens to the bit; nothing waits; and a graph takes any routing."""
+    """Equal to the CPU's, with int8 tokens bit for bit; nothing synchronizes; and a graph serves any routing."""
     host = experts_of(name)
     device = copy.deepcopy(host).to("cuda")
     if packed:
@@ -276,7 +276,7 @@ def test_experts(name, packed):
             alone = device(x, index, weights)
             assert torch.equal(y, alone)
             expected = host(*routing)
-            # Between the layers torch's silu is not the CPU's to the bit.
+            # Between the layers torch's silu does not match the CPU's bits.
             assert torch.nn.functional.cosine_similarity(y.cpu().float(), expected.float()).min() > 0.999
 
 
@@ -341,7 +341,7 @@ def test_grouped_linear_backward(dtype):
 
 
 def test_grouped_linear_backward_in_a_graph():
-    """One graph follows the offsets."""
+    """One graph serves any offsets."""
     host = backward_operands(torch.bfloat16)
     device = [t.cuda() for t in host]
     for words in ((2, 2, True), (1, 1, True)):
@@ -411,7 +411,7 @@ class Trained(torch.nn.Module):
 @pytest.mark.parametrize("backward", ["int8", "16bit"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_experts_train(backward, compiled):
-    """Beside the CPU; nothing waits."""
+    """Compared with the CPU; nothing synchronizes."""
     host = Trained(backward)
     device = copy.deepcopy(host).cuda()
     x, index, weights = routed(200)
@@ -422,7 +422,7 @@ def test_experts_train(backward, compiled):
         leaves = [t.detach().to(where).requires_grad_() for t in (x, weights)]
         at, inputs = index.to(where), (*leaves, *module.parameters())
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("default" if compiled else "error")  # compiling may wait
+        torch.cuda.set_sync_debug_mode("default" if compiled else "error")  # compiling may synchronize
         try:
             return torch.autograd.grad(run(leaves[0], at, leaves[1]).float().square().sum(), inputs)
         finally:

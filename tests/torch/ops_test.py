@@ -1,4 +1,4 @@
-"""The ops torch.ops.octile.* against the number contract: bits where it gives bits, its bounds elsewhere."""
+"""The ops torch.ops.octile.* against the number contract: its bits where it fixes them, its bounds elsewhere."""
 
 import ctypes
 import gc
@@ -50,7 +50,7 @@ class Layer:
         x, w, bias, dy = draw(m, k), draw(n, k), draw(n), draw(m, n)
         xq, x_scale = reference.quantize(reference.wide(x), 1 if per_token else None)
         wq, w_scale = reference.quantize(reference.wide(w), 1 if per_channel else None)
-        wq.reshape(-1)[::7] = -128  # as other tools write it
+        wq.reshape(-1)[::7] = -128  # as other tools produce it
         self.host = {"xq": xq, "x_scale": x_scale, "wq": wq, "w_scale": w_scale}
         self.host |= {"bias": reference.wide(bias), "dy": reference.wide(dy)}
         on = {name: torch.from_numpy(self.host[name]).to(device) for name in ("xq", "x_scale", "wq", "w_scale")}
@@ -69,14 +69,14 @@ class Layer:
 
 
 def padded(t, extra=5):
-    """t, its rows further apart than they are long."""
+    """t with padding between its rows."""
     wide = torch.zeros(t.shape[0], t.shape[1] + extra, dtype=t.dtype, device=t.device)
     wide[:, : t.shape[1]] = t
     return wide[:, : t.shape[1]]
 
 
 def awkward(t):
-    """t (R, C) as many strides: dense, padded, transposed, with gaps in both dimensions."""
+    """t (R, C) with various strides: dense, padded, transposed, with gaps in both dimensions."""
     yield t
     yield padded(t)
     yield t.t().contiguous().t()
@@ -145,7 +145,7 @@ def test_rows_that_overlap(device, generator):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_quantize_with_a_given_scale(dtype, device, generator):
-    """Parts of rows with the scales of whole rows have the levels of whole rows."""
+    """Parts of rows, given the scales of whole rows, have the levels of whole rows."""
     x = torch.randn(19, 40, generator=generator, dtype=torch.float64).to(dtype).to(device)
     for granularity in (_c.PER_TENSOR, _c.PER_ROW):
         q, turned, scale = ops.quantize(x, granularity, _c.BOTH)
@@ -238,7 +238,7 @@ def test_linear_of_leading_dimensions(device, generator):
     rest = (layer.wq, layer.w_scale, layer.bias, TOKEN, OUT_IN)
     expected = layer.y()
     views = [layer.x.view(2, 3, 4, 20), layer.x.view(24, 1, 20), layer.x.view(1, 24, 20)]
-    views.append(padded(layer.x).unflatten(0, (4, 6)))  # rows apart, still evenly
+    views.append(padded(layer.x).unflatten(0, (4, 6)))  # padded, but evenly spaced rows
     views.append(layer.x.view(4, 6, 20).transpose(0, 1).contiguous().transpose(0, 1))  # not evenly
     views.append(layer.x.view(2, 12, 20)[:, :, None, :])
     for x in views:
@@ -379,7 +379,7 @@ def backward(layer, dx, dw, db=True, weight_layout=OUT_IN, x_transposed=False, d
 
 
 def test_backward_int8_of_tiny_gradients(device, generator):
-    """Those of a mean over many tokens: far below the scales that quantize() stops at."""
+    """The gradients of a mean over many tokens: far below the scales that quantize() stops at."""
     layer = Layer((33, 48, 70), torch.bfloat16, device, generator)
     layer.dy = layer.dy * 2.0**-40
     layer.host["dy"] = reference.wide(layer.dy)
@@ -424,7 +424,7 @@ def test_backward_int8_in_blocks(block, dtype, device, generator):
             check_db(layer, db)
             again = ops.linear_backward(*back, INT8, INT8, True, *rest)
             assert all(torch.equal(a, b) for a, b in zip((dx, dw, db), again))
-        # One product in blocks leaves the other one's bits alone.
+        # Blocks in one product do not change the other one's bits.
         whole = backward(layer, FLOAT, FLOAT)
         rest = (True, OUT_IN, False, dtype, OUT_IN, _c.NEAREST, 0)
         exact = reference.backward_int8(*operands, block=block)
@@ -435,7 +435,7 @@ def test_backward_int8_in_blocks(block, dtype, device, generator):
 
 
 def test_blocks_have_plans_of_their_own(device, generator):
-    """The same problem with and without blocks, in turns."""
+    """The same problem with and without blocks, alternating."""
     layer = Layer((300, 24, 20), torch.float32, device, generator)
     back = (layer.dy, layer.wq, layer.w_scale, layer.xq, layer.x_scale, NONE, INT8, False, OUT_IN, False)
     back += (torch.float32, OUT_IN, _c.NEAREST, 0)
@@ -520,7 +520,7 @@ def test_backward_of_any_strides(device, generator):
 
 @pytest.mark.parametrize("product", [FLOAT, INT8])
 def test_backward_of_an_expanded_gradient(product, device, generator):
-    """As y.sum().backward() hands it over: every stride 0."""
+    """As from y.sum().backward(): every stride is 0."""
     layer = Layer((20, 24, 28), torch.float16, device, generator)
     one = torch.tensor(0.5, dtype=torch.float16, device=device)
     rest = (layer.wq, layer.w_scale, layer.xq, layer.x_scale, product, product, True, OUT_IN, False)
@@ -640,7 +640,7 @@ def test_errors(device):
     for pattern, call in calls:
         with pytest.raises((RuntimeError, ValueError), match="octile::" + pattern):
             call()
-    # The same thread goes on working.
+    # The same thread still works.
     assert ops.linear(x, w, scale, bias, TOKEN, OUT_IN).shape == (4, 6)
 
 
@@ -705,7 +705,7 @@ class Heap(ctypes.Structure):
 
 
 def allocated():
-    """Bytes that malloc has given out."""
+    """Bytes allocated by malloc."""
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = Heap
     return libc.mallinfo2().used
@@ -801,7 +801,7 @@ def test_threads_share_the_plans(device, generator):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_one_query(dtype):
-    """More in decoding_test.py and tests/plan/attention_test.cpp."""
+    """More is in decoding_test.py and tests/plan/attention_test.cpp."""
     query, key, value = (
         torch.randn(2, heads, positions, 20).to(dtype) for heads, positions in ((6, 1), (2, 9), (2, 9))
     )
@@ -835,7 +835,7 @@ def test_bits_do_not_depend_on_the_threads(generator):
 
 @pytest.mark.skipif(_ops.BINDING != "stable", reason="the ctypes binding has threads of its own")
 def test_the_threads_are_those_of_torch():
-    """In a process of its own, where nothing has made threads yet."""
+    """In a separate process, where no threads exist yet."""
     program = """
 import os, torch, octile
 torch.set_num_threads(3)
@@ -867,7 +867,7 @@ def test_plans_are_kept_and_few(generator):
     held, now = _ops.plan_counts()
     assert held <= 1024 and now >= made + 1100
     call(3)
-    assert _ops.plan_counts()[1] == now + 1  # long forgotten, and made again
+    assert _ops.plan_counts()[1] == now + 1  # long evicted, and created again
 
 
 def test_plans_follow_the_number_of_threads():

@@ -1,4 +1,4 @@
-"""Packed weights: the same bits as plain ones, there and back, in all layers for inference."""
+"""Packed weights: the same bits as unpacked ones, packing and unpacking, in all layers for inference."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism, alone and under FSDP2: what the processes of fsdp_test.py and many_gpus_check.py check."""
+"""Tensor parallelism, alone and with FSDP2: the checks that the processes of fsdp_test.py and many_gpus_check.py run."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ BATCH, TOKENS, WIDTH, HIDDEN = 2, 64, 48, 64
 
 
 class Mlp(nn.Module):
-    """Both layers with biases. K of `down` has more terms than one exact part, if asked for."""
+    """Both layers with biases. If asked for, K of `down` has more terms than one exact sum."""
 
     def __init__(self, backward="int8", hidden=None, dtype=None):
         super().__init__()
@@ -53,7 +53,7 @@ def part(t, mesh, dim):
 
 
 def split(model, mesh, tokens=None, column=False, row=True):
-    """Column-parallel `up`, row-parallel `down`; tokens: the dimension along which ranks have different ones."""
+    """Column-parallel `up`, row-parallel `down`; tokens: the dimension that is split between ranks."""
     layout = Replicate() if tokens is None else Shard(tokens)
     plan = {
         "up": ColumnParallel(exact=column, input_layouts=layout),
@@ -74,7 +74,7 @@ def whole_of(gradients):
 
 
 def assert_gradients(got, expected, what=None, dtype=None):
-    """Those of weights are sums of integers, those of biases of floats. dtype: of dY, if that is not the parameters'."""
+    """Weights' gradients are sums of integers, biases' sums of floats. dtype: dY's, if not the parameters'."""
     for name, gradient in whole_of(got).items():
         if "bias" in name:
             ranks.assert_sums(gradient, expected[name], (what, name), dtype)
@@ -87,7 +87,7 @@ CASES += [("int8-whole", torch.bfloat16, 4608), (("int8-128", "16bit"), torch.fl
 
 
 def exact_bits(meshes, rank, cases=CASES):
-    """y and integer gradients of 1, 2 and 4 ranks are those of one process, with all tokens on each rank or a part."""
+    """y and integer gradients of 1, 2 and 4 ranks equal those of one process, whether ranks have all tokens or a part."""
     for backward, dtype, hidden in cases:
         x, dy = inputs(dtype)
         y, dx, gradients = step(Mlp(backward, hidden, dtype), x, dy)
@@ -103,7 +103,7 @@ def exact_bits(meshes, rank, cases=CASES):
             expected_dx = dx if tokens is None else part(dx, mesh, tokens)
             if column:
                 assert torch.equal(got_dx, expected_dx), (backward, n, tokens)
-            else:  # a sum of floats over ranks, and blocks of fewer channels
+            else:  # a float sum over ranks, and blocks of fewer channels
                 error = (got_dx - expected_dx).float().norm() / expected_dx.float().norm()
                 assert error < 0.01, (backward, n, error)
             got = whole_of(got)
@@ -115,7 +115,7 @@ def exact_bits(meshes, rank, cases=CASES):
 
 
 def inexact_sums(meshes, rank):
-    """What is not exact: sums of floats over ranks, each of what one process computes of its part."""
+    """What is not exact: float sums over ranks of what one process computes for each part."""
     mesh, n = meshes[2], 2
     generator = torch.Generator().manual_seed(1)
     x, dy = (torch.randn(24, columns, generator=generator).to(ranks.device) for columns in (96, 512))
@@ -130,14 +130,14 @@ def inexact_sums(meshes, rank):
     terms = [step(layer(w.chunk(n, 1)[i], None if i else b), x.chunk(n, 1)[i].contiguous(), dy)[0] for i in range(n)]
     row = parallelize_module(octile.Linear.from_linear(linear, backward="int8"), mesh, RowParallel())
     assert torch.equal(row(part(x, mesh, 1)), terms[0] + terms[1])
-    # dX by blocks of 256 channels: each rank has whole ones, so the terms are those of one process.
+    # dX by blocks of 256 channels: each rank has whole blocks, so the terms equal one process's.
     whole_dx = step(layer(w, b), x, dy)[1]
     terms = [step(layer(w.chunk(n)[i], None), x, dy.chunk(n, 1)[i].contiguous())[1] for i in range(n)]
     column = parallelize_module(octile.Linear.from_linear(linear, backward="int8"), mesh, ColumnParallel())
     _, dx, _ = step(column, x, part(dy, mesh, 1))
     assert torch.equal(dx, terms[0] + terms[1])
     assert ((dx - whole_dx).abs() <= 2 * 2.0**-24 * (terms[0].abs() + terms[1].abs())).all()
-    # A row-parallel layer makes its part of what every rank has; a DTensor of x lets dX wait for others'.
+    # A row-parallel layer takes its part of what every rank has; with a DTensor x, dX must be summed with the others'.
     row = parallelize_module(
         octile.Linear.from_linear(linear, backward="int8"), mesh, RowParallel(exact=True, input_layouts=Replicate())
     )
@@ -166,7 +166,7 @@ def inexact_sums(meshes, rank):
 
 
 def layouts(meshes, rank):
-    """Whatever x comes in and y is wanted in, both are one process's; also in mixed types and without gradients."""
+    """For every type of x and of the wanted y, both equal one process's; also in mixed types and without gradients."""
     mesh = meshes[2]
     x, dy = (t[0] for t in inputs())
     linear = linear_of(WIDTH, WIDTH)
@@ -190,7 +190,7 @@ def layouts(meshes, rank):
         assert torch.equal(got_y.full_tensor(), y), (kind, words)
         assert torch.equal(got_dx.full_tensor(), dx), (kind, words)
         assert_gradients(got, gradients, (kind, words))
-    # f32 under autocast is quantized as it is; y, dY and dX's product are in 16 bits.
+    # f32 under autocast is quantized directly; y, dY and dX's product are in 16 bits.
     column, row = make(ColumnParallel(exact=True)), make(RowParallel(exact=True))
     with torch.autocast(ranks.device, torch.bfloat16):
         y, dx, gradients = step(make(), x, dy.bfloat16())
@@ -202,7 +202,7 @@ def layouts(meshes, rank):
             assert torch.equal(got_y, part(y, mesh, 1) if dim else y)
             assert torch.equal(got_dx, dx if dim else part(dx, mesh, 1))
             assert_gradients(got, gradients, "autocast", torch.bfloat16)
-    for shape in ((0,), (2, 0, 3), ()):  # no token, or one
+    for shape in ((0,), (2, 0, 3), ()):  # no tokens, or one
         for exact in (True, False):
             column, row = make(ColumnParallel(exact=exact)), make(RowParallel(exact=exact))
             given = torch.zeros(*shape, WIDTH, device=ranks.device, requires_grad=True)
@@ -210,7 +210,7 @@ def layouts(meshes, rank):
             made.sum().backward()
             assert made.shape == given.grad.shape == given.shape
     column, row = make(ColumnParallel(exact=True)), make(RowParallel(exact=True))
-    # Nothing is made that only dW would read.
+    # Nothing is computed that only dW would need.
     with torch.no_grad(), Orientations() as seen:
         column(x), row(part(x, mesh, 1))
     assert set(seen.of) == {_c.ROW_MAJOR}
@@ -384,7 +384,7 @@ def two_dimensions(meshes, rank):
     torch.testing.assert_close(run(*model_fast), results[0][0], rtol=0.02, atol=0)
     for name, value in model.state_dict().items():
         assert type(value._local_tensor) is torch.Tensor, name
-    # Saved by this mesh, loaded by others, and the other way round.
+    # Saved with this mesh and loaded with others, and vice versa.
     folder = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder, 0)
     everywhere = {
@@ -413,9 +413,9 @@ def two_dimensions(meshes, rank):
 
 
 def values_that_are_not_finite(meshes, rank):
-    """A NaN that one rank alone has in a token is in this token's y on all ranks, and in no other."""
+    """A NaN in a token on one rank is in this token's y on all ranks, and in no other token's."""
     mesh = meshes[dist.get_world_size()]
-    one, held = mesh.size() // 2, 32 // mesh.size()  # the rank that has it, and the channels of each
+    one, held = mesh.size() // 2, 32 // mesh.size()  # the rank that has it, and each rank's number of channels
     x, dy = inputs()
     x, dy = x.flatten(0, 1), dy.flatten(0, 1)
 
@@ -435,14 +435,14 @@ def values_that_are_not_finite(meshes, rank):
             assert torch.equal(y, good)
             y.sum().backward()
             assert mine.grad.isfinite().all()
-        # dY of one rank: dX is NaN where one process's would be.
+        # In dY of one rank: dX is NaN where one process's would be.
         layer = parallelize_module(layer_of("int8-whole"), mesh, ColumnParallel(exact=True))
         mine = x.clone().requires_grad_()
         given = part(dy[:, :32], mesh, 1)
         given[5, 0] = bad if rank == one else given[5, 0]
         layer(mine).backward(given)
         assert mine.grad[5].isnan().all() and mine.grad[:5].isfinite().all() and mine.grad[6:].isfinite().all()
-        # In W of one rank of FSDP2: a channel of y, on all.
+        # In W of one FSDP2 rank: in one channel of y, on all.
         from torch.distributed.fsdp import fully_shard
 
         layer = layer_of("16bit")
@@ -500,7 +500,7 @@ def refused_parallel(meshes, rank):
         with pytest.raises(ValueError, match=reason):
             parallelize_module(layer, mesh, style)
         assert layer._parallel is None if hasattr(layer, "_parallel") else True
-    # What would no longer fit afterwards.
+    # Changes after which it would no longer fit.
     column = parallelize_module(octile.Linear(8, 8, backward="int8-whole"), mesh, ColumnParallel(exact=True))
     for name, value in {
         "backward": "int8",
@@ -535,17 +535,17 @@ def refused_parallel(meshes, rank):
         ):
             with pytest.raises(error, match=reason):
                 layer(x)
-    # Others are torch's.
+    # Others are left to torch.
     plain = parallelize_module(nn.Linear(WIDTH, 8), mesh, RowParallel())
     assert plain(part(inputs()[0], mesh, -1)).shape[-1] == 8
-    # Tokens that ranks cannot share evenly.
+    # A number of tokens that does not divide evenly among ranks.
     layer = parallelize_module(octile.Linear(8, 8), mesh, RowParallel(output_layouts=Shard(0)))
     with pytest.raises(ValueError, match="5 tokens do not divide into 2 ranks"):
         layer(torch.randn(5, 4))
 
 
 def unlike_ranks(meshes, rank):
-    """A rank with another option, another layer or another version is named on all ranks, before anything is computed."""
+    """If a rank has another option, layer or version, all ranks name it, before anything is computed."""
     last = dist.get_world_size() - 1
     mesh, backward = meshes[last + 1], "int8-128" if rank == last else "int8"
     with pytest.raises(ValueError, match=f"the layer to be split is .* on rank 0 and .* on rank {last}"):
@@ -575,7 +575,7 @@ def unlike_ranks(meshes, rank):
 
 
 def example_parallel(meshes, rank):
-    """train_gpt.py --parallel tp and 2d: the loss curve of one process."""
+    """train_gpt.py --parallel tp and 2d have the loss curve of one process."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
     from gpt import training as gpt
 
@@ -594,7 +594,7 @@ def example_parallel(meshes, rank):
 
 
 def compiled(mesh, backend):
-    """A block in one graph, collectives and all."""
+    """A block in one graph, including the collectives."""
     x, dy = inputs()
     expected, model = (split(Mlp("int8-whole"), mesh, 1, column=True) for _ in range(2))
     model.compile(fullgraph=True, backend=backend)
@@ -607,7 +607,7 @@ def compiled(mesh, backend):
 
 
 def interrupted_checkpoint(meshes, rank):
-    """A rank that fails while it writes: no rank takes the checkpoint for one, and the one before it still is."""
+    """A rank fails while writing: no rank accepts the checkpoint, and the previous one is intact."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
     from torch.distributed.checkpoint.api import CheckpointException

@@ -1,4 +1,4 @@
-"""PEFT's LoRA over octile's layers: trained, merged and unmerged by PEFT alone, on a small random Llama."""
+"""PEFT's LoRA over octile's layers: trained, merged and unmerged by PEFT, on a small random Llama."""
 
 import contextlib
 import copy
@@ -104,17 +104,17 @@ CONFIGS = {
     "W4A16": octile.W4A16(group=32),
     "W4A8": octile.W4A8(group=32),
 }
-# Cosines, the others 0.999: the sum is rounded to the format's levels again; and a static scale, which the adapter's own
-# input had not, clamps that of the sum.
+# Cosines; the others have 0.999. The sum is rounded to the format's levels again; and a static scale clamps the merged
+# layer's input, while the adapter's own input was not clamped.
 SAME_AFTER_MERGING = {"W4A16": 0.98, "W4A8": 0.98, "static": 0.97}
 
 
 def static(model):
-    """model with static scales, smoothed where the layer before cannot be divided as well."""
+    """model with static scales, smoothed even where the layer before cannot be divided."""
     with torch.no_grad(), octile.calibrate(model) as calibration:
         model(input_ids=TOKENS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are few rows
+        warnings.simplefilter("ignore")  # about few rows
         octile.quantize_(model, octile.W8A8Static(calibration, smoothing=0.5))
     return model
 
@@ -132,7 +132,7 @@ def test_lora_over_frozen_layers(name, packed, dora):
         exact = layer._dequantized()
     model = adapt(plain, use_dora=dora)
     assert plain.model.layers[0].mlp.down_proj.base_layer is layer and "lora.OctileLinear" in repr(model)
-    if name != "static":  # those clamp what training makes larger
+    if name != "static":  # those clamp values that training makes larger
         losses = train(model)
         assert losses[-1] < losses[0] - 0.3
     else:
@@ -148,7 +148,7 @@ def test_lora_over_frozen_layers(name, packed, dora):
             model.merge_adapter(safe_merge=True)
         assert cosine(logits(model), adapted) >= same
         assert (layer.packed_weight is not None) == packed and (layer._dequantized() - exact).norm() > 0
-        model.unmerge_adapter()  # the integers of before
+        model.unmerge_adapter()  # the integers from before
         assert torch.equal(logits(model), adapted)
         assert buffers.keys() == dict(layer.named_buffers()).keys()
         assert all(torch.equal(b, buffers[n]) for n, b in layer.named_buffers())
@@ -160,7 +160,7 @@ def test_lora_over_frozen_layers(name, packed, dora):
 
 
 def test_adapters_are_saved_and_loaded(tmp_path):
-    """The adapter alone, in PEFT's files: for the model in any format."""
+    """The adapter alone, in PEFT's files, fits the model in any format."""
     model = adapt(llama(CONFIGS["W4A16"]), use_dora=True)
     train(model, [TOKENS] * 5)
     model.save_pretrained(tmp_path)
@@ -224,7 +224,7 @@ def test_transformers_own_adapters():
 
 @pytest.mark.parametrize("kind", ["W8A8", "Int8Training"])
 def test_conv1d(kind):
-    """Its weight is (IN, OUT), and so is what PEFT adds to it."""
+    """Its weight is (IN, OUT), and so is PEFT's addition."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=96, n_positions=32)
     plain = transformers.GPT2LMHeadModel(config).eval()
@@ -273,7 +273,7 @@ def test_biases():
 
 
 def dequantized(model):
-    """As model.dequantize() makes it, of a model that Transformers did not quantize."""
+    """Like model.dequantize(), for a model that Transformers did not quantize."""
     quantizer = pytest.importorskip("octile.transformers_quantizer")
     return quantizer.Quantizer._dequantize(None, model)
 
@@ -281,7 +281,7 @@ def dequantized(model):
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("kind", ["Linear", "packed", "Conv1D"])
 def test_dequantized_under_adapters(kind, dora):
-    """The float layers merge and unmerge as any others, what was merged before them too."""
+    """The float layers merge and unmerge like any others, including what was merged before."""
     if kind == "Conv1D":
         torch.manual_seed(0)
         config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=96, n_positions=32)
@@ -326,7 +326,7 @@ def mixture(kind="Mixtral", **more):
 
 
 def test_parameters_of_experts():
-    """PEFT's adapters of experts that train in int8, beside those of float experts."""
+    """PEFT's adapters of experts that train in int8, compared with those of float experts."""
     plain = mixture(num_local_experts=4)
     exact = copy.deepcopy(plain)
     octile.quantize_(plain, octile.Int8Training())
@@ -352,7 +352,7 @@ def adapted_names(model, **more):
 
 
 def test_all_linear():
-    """What it means for the float model: the output embedding is left."""
+    """As for the float model: the output embedding is left out."""
     expected = adapted_names(llama(None), target_modules="all-linear")
     assert len(expected) == 14
     assert adapted_names(llama(CONFIGS["W8A8"]), target_modules="all-linear") == expected
@@ -371,7 +371,7 @@ def test_all_linear():
 @pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe"])
 @pytest.mark.parametrize("targets", [[*TARGETS, "k_proj", "o_proj", "up_proj"], "all-linear"])
 def test_experts_have_no_target_modules(kind, targets):
-    """The layers inside octile.Experts are called by it, and are parameters of the float model."""
+    """The layers inside octile.Experts are called by it; in the float model they are parameters."""
     sizes = {"num_local_experts": 4}
     if kind == "Qwen2Moe":
         sizes = {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
@@ -388,7 +388,7 @@ def test_experts_have_no_target_modules(kind, targets):
 
 
 def test_heads_train():
-    """PEFT wraps a head of its task in modules_to_save: in float it trains, and frozen it is refused."""
+    """PEFT wraps a task's head in modules_to_save: in float it trains, and frozen it is refused."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 96, "pad_token_id": 0}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_labels=2)
@@ -411,7 +411,7 @@ def test_heads_train():
 
 
 def test_what_cannot_be():
-    for init in ("pissa", "olora"):  # these write the weight that is left
+    for init in ("pissa", "olora"):  # these overwrite the base weight
         with pytest.raises(RuntimeError, match="the weight of a W8A8Linear is read-only"):
             adapt(llama(CONFIGS["W8A8"]), init_lora_weights=init)
     model = adapt(llama(CONFIGS["W8A8"]), target_modules=["q_proj"])
@@ -429,7 +429,7 @@ def test_what_cannot_be():
             ValueError, match="octile: modules_to_save has an octile.W8A8Linear, whose weights are frozen"
         ):
             adapt(llama(CONFIGS["W8A8"]), target_modules=["q_proj"], modules_to_save=names)
-    with pytest.raises(ValueError, match="Target module W8A8Linear.* is not supported"):  # of PEFT's other methods
+    with pytest.raises(ValueError, match="Target module W8A8Linear.* is not supported"):  # PEFT's other methods
         peft.get_peft_model(llama(CONFIGS["W8A8"]), peft.IA3Config(target_modules=TARGETS, feedforward_modules=[]))
 
 

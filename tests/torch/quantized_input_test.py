@@ -1,4 +1,4 @@
-"""Inputs of layers that are quantized once, with an activation or without: their bits, and gradients beside torch's."""
+"""Inputs of layers that are quantized once, with an activation or without: their bits, and gradients against torch's."""
 
 import copy
 
@@ -46,7 +46,7 @@ def test_integers_are_those_of_the_rounded_activation(dtype, prologue, gated, de
         h = F.gelu(h, approximate="tanh") if prologue == _c.GELU_TANH else F.silu(h)
         h = (h * up.double() if gated else h).to(dtype)
         expected, _, expected_scale = quantize(h, _c.PER_ROW, _c.ROW_MAJOR)
-        # The contract's sums differ from the exact activation now and then in how they round.
+        # The contract's sums sometimes round differently from the exact activation.
         torch.testing.assert_close(scale, expected_scale, rtol=2**-8, atol=0)
         assert (q.int() - expected.int()).abs().max() <= 1
         same = (q == expected).float().mean()
@@ -150,7 +150,7 @@ def test_gradients_beside_torch(dtype, gated, backward, device, generator):
 
 @pytest.mark.parametrize("prologue", [gelu, swiglu])
 def test_gradient_of_the_activation_is_torchs(prologue, device, generator):
-    """Through a layer that multiplies by one: dH is known."""
+    """Through a layer that multiplies by one, so that dH is known."""
     layer = octile.Linear(64, 64, False, device=device)
     with torch.no_grad():
         layer.weight.copy_(torch.eye(64))

@@ -1,11 +1,11 @@
-"""What checks of several processes share: where a rank computes, the meshes of the ranks, and sums of floats."""
+"""Shared by checks with several processes: a rank's device, the meshes of the ranks, and sums of floats."""
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 device = "cpu"  # or "cuda": this rank's GPU is the current one
-sums = {True: 0, False: 0}  # how many of assert_sums() had the same bits, on a GPU
+sums = {True: 0, False: 0}  # how many calls of assert_sums() had the same bits or not, on a GPU
 
 
 def meshes():
@@ -20,7 +20,7 @@ def counts(meshes):
 
 
 def assert_near(got, expected, bound, what=None):
-    """Within a part of the largest value."""
+    """Equal within a fraction of the largest value."""
     assert got.dtype is expected.dtype and got.shape == expected.shape, what
     got, expected = got.detach().double(), expected.detach().double()
     finite = expected.isfinite()

@@ -1,4 +1,4 @@
-"""refit_(): other weights in the memory that a layer for inference has."""
+"""refit_(): new weights in the memory of a layer for inference."""
 
 import octile
 import pytest
@@ -50,10 +50,10 @@ def test_the_bits_of_a_new_layer_in_the_old_place(name, dtype):
     assert places(layer) == before
     assert all(torch.equal(t, expected.get_buffer(n)) for n, t in layer.named_buffers())
     assert torch.equal(layer(x), expected(x))
-    if dtype is not torch.float64 and name != "W8A8, per tensor":  # packed, that is as per channel
+    if dtype is not torch.float64 and name != "W8A8, per tensor":  # packed, it equals per channel
         layer = kind.from_linear(old, **words).pack_()
         x = x.requires_grad_()
-        layer(x).sum().backward()  # which unpacks the weight, and keeps it
+        layer(x).sum().backward()  # unpacks the weight, and keeps it unpacked
         before, x.grad = places(layer), None
         layer.refit_(new.weight, new.bias)
         assert places(layer) == before and torch.equal(layer.packed_weight, expected.pack_().packed_weight)

@@ -82,7 +82,7 @@ def four_bits(model):
 
 @pytest.fixture
 def plain_transformers(monkeypatch):
-    """As before any layer was made: what another process begins with."""
+    """As in a new process, before any layer was created."""
     kind = transformers.PreTrainedModel
     monkeypatch.setattr(kind, "save_pretrained", getattr(kind.save_pretrained, "__wrapped__", kind.save_pretrained))
 
@@ -103,7 +103,7 @@ def test_whatever_was_converted(how, plain_transformers, tmp_path):
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_layers_of_another_process(how, plain_transformers, monkeypatch, tmp_path):
-    """Copies and pickles bring their layers along without making them anew."""
+    """Copies and pickles contain their layers and do not create them again."""
     model = the_base(llama())
     kind = transformers.PreTrainedModel
     monkeypatch.setattr(kind, "save_pretrained", kind.save_pretrained.__wrapped__)
@@ -112,7 +112,7 @@ def test_layers_of_another_process(how, plain_transformers, monkeypatch, tmp_pat
 
 
 def test_what_was_loaded_is_saved(tmp_path):
-    """Over itself, as save_pretrained() does, and over a model in shards."""
+    """Over itself, as save_pretrained() allows, and over a sharded model."""
     octile.save_checkpoint(the_base(llama()), tmp_path)
     model = load_checkpoint_(llama(), tmp_path)
     y = logits(model)
@@ -126,7 +126,7 @@ def test_what_was_loaded_is_saved(tmp_path):
 
 
 def test_files_of_the_model_before(tmp_path):
-    """Those of a float model, which vLLM would read beside ours, and no others."""
+    """A float model's files, which vLLM would read beside ours: refused, or removed by save_pretrained(). Others stay."""
     llama().save_pretrained(tmp_path, max_shard_size="20KB")
     (tmp_path / "model-card.safetensors").write_text("")
     shards = [*tmp_path.glob("model-0*.safetensors")]
@@ -167,7 +167,7 @@ def test_what_is_refused(tmp_path):
 
 
 def test_floats_are_saved_as_ever(tmp_path):
-    """Of models in training, and of models that have nothing to do with ours."""
+    """Models in training, and models without any of our layers."""
     the_base(llama())
     model = llama()
     y = logits(model)

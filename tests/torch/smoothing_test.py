@@ -1,4 +1,4 @@
-"""W8A8Static: smoothing, folds into layers before, and outliers that it takes out."""
+"""W8A8Static: smoothing, folding into the layers before, and the outliers that it removes."""
 
 import copy
 import dataclasses
@@ -34,7 +34,7 @@ FOLD = {"norm": ["value", "gate"], "value": ["out"], "mlp.0": ["mlp.1"], "mlp.1"
 
 
 def block(outliers=1.0, norm=nn.LayerNorm):
-    """With outliers, in a few channels of what the layers read, that the next layer takes away again: the same function."""
+    """With outliers in a few channels of the layers' inputs, which the next layer scales back: the same function."""
     torch.manual_seed(3)
     model = Block(norm).eval()
     with torch.no_grad():
@@ -57,7 +57,7 @@ def batch(rows=200, seed=4):
 
 
 def calibrated(model, **more):
-    # Of few rows the largest value of a channel is soon surpassed, the more channels are made equally large.
+    # With few rows a channel's largest value is soon exceeded, the more so the more channels are made equally large.
     with torch.no_grad(), calibrate(model, **more) as calibration:
         model(batch(4000))
     return calibration
@@ -77,7 +77,7 @@ def served(model, calibration, **config):
 
 @pytest.fixture(scope="module")
 def outliers():
-    """x50 in a channel of each input: a block, its calibration, what is exact, and the decibels without and with them."""
+    """x50 in a channel of each input: a block, its calibration, the exact result, the SQNR without and with outliers."""
     plain, spoiled = block(), block(50.0)
     with torch.no_grad():
         exact = plain(batch(seed=5))
@@ -91,7 +91,7 @@ def outliers():
 @pytest.mark.parametrize("fold", [FOLD, "auto", None])
 @pytest.mark.parametrize("smoothing", ["search", 0.8])
 def test_outliers(outliers, smoothing, fold):
-    """Smoothing gives back at least 90 % of the decibels that they cost."""
+    """Smoothing recovers at least 90 % of the decibels that the outliers cost."""
     spoiled, calibration, exact, before, naive = outliers
     model, y = served(spoiled, calibration, smoothing=smoothing, fold=fold)
     assert before - naive > 15
@@ -102,7 +102,7 @@ def test_outliers(outliers, smoothing, fold):
 
 
 def test_only_where_it_folds(tmp_path):
-    """multipliers=False; and what the report and save_checkpoint say of layers that do multiply their inputs."""
+    """multipliers=False; and what the report and save_checkpoint say about layers that multiply their inputs."""
     model = block(50.0)
     calibration = calibrated(model)
     folds = {"norm": ["value", "gate"], "value": ["out"]}
@@ -117,7 +117,7 @@ def test_only_where_it_folds(tmp_path):
         assert ("only Octile loads a checkpoint of them; multipliers=False" in str(report)) == multipliers
         assert ("  not smoothed: mlp.1: no layer before it takes the factors" in str(report)) != multipliers
         assert other.value.input_multiplier is None and (other.mlp[1].input_multiplier is not None) == multipliers
-    # Folded alike; the others as if nothing had been smoothed.
+    # The same folds; other layers as if nothing had been smoothed.
     plain = copy.deepcopy(model)
     assert quantize_(plain, W8A8Static(calibration, smoothing=None)).unsmoothed == {}
     assert torch.equal(results[True].gate.quantized_weight, results[False].gate.quantized_weight)
@@ -139,7 +139,7 @@ def test_only_where_it_folds(tmp_path):
 
 
 def smoothed_in_place(model, layers, config):
-    """The float model as it is smoothed, before anything of it is quantized."""
+    """The float model after smoothing, before any of it is quantized."""
     smoothed, changes = smoothing.smooth(model, layers, config)
     for name, own in smoothed.items():
         layers[name].weight.copy_(own.weight if own.multiplier is None else own.weight * own.multiplier)
@@ -162,7 +162,7 @@ def test_columns_are_multiplied_by_what_the_norm_was_divided_by(dtype):
     (_, norm), (_, bias) = changes
     assert norm.dtype is dtype and not torch.equal(norm, model.norm.weight)
     for name in ("value", "gate"):
-        # Three roundings to float32: of the quotient, of the product, and of the smoothed weight read back.
+        # Three roundings to float32: of the quotient, the product, and the smoothed weight when read back.
         exact = layers[name].weight.detach().double() * model.norm.weight.detach().double()
         assert torch.allclose(smoothed[name].weight.double() * norm.double(), exact, rtol=3 * 2.0**-24, atol=0)
     s = model.norm.weight.detach().double() / norm.double()
@@ -265,7 +265,7 @@ def test_the_search_on_unseen_rows(name, one_thread):
         for seen, how in ((by_samples, None), (by_samples, "search"), (octile.Calibration(without), "search")):
             quantized = copy.deepcopy(model)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of few rows
+                warnings.simplefilter("ignore")  # about few rows
                 quantize_(quantized, W8A8Static(seen, how))
             errors.append(sqnr(hidden(quantized, unseen), exact))
         gains[rows] = [error - errors[0] for error in errors[1:]]
@@ -273,7 +273,7 @@ def test_the_search_on_unseen_rows(name, one_thread):
 
 
 def test_no_smoothing_is_a_choice():
-    """Inputs alike in all channels, few rows: nothing is folded, and no layer multiplies its input."""
+    """Equal channels and few rows: nothing is folded, and no layer multiplies its input."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32))
     with torch.no_grad(), calibrate(model) as few:
@@ -372,7 +372,7 @@ def test_a_module_that_comes_again_is_no_neighbour():
     ],
 )
 def test_a_layer_of_several_names(fold):
-    """The same module under any of them: one norm, divided once, by one s."""
+    """The same module under several names: one norm, divided once, by one s."""
     plain, model = block(50.0), block(50.0)
     model.again = nn.ModuleDict({"value": model.value, "norm": model.norm})
     for each, folds in ((plain, {"norm": ["value", "gate"]}), (model, fold)):
@@ -382,11 +382,11 @@ def test_a_layer_of_several_names(fold):
 
 
 def test_shared_layers_are_not_folded_by_themselves():
-    """Who reads them elsewhere is not known; named folds are taken at their word."""
+    """What else reads them is not known; folds that are named are trusted."""
     norm = nn.LayerNorm(8)
     model = nn.ModuleList([nn.Sequential(norm, nn.Linear(8, 8)), nn.Sequential(norm, nn.ReLU())])
     assert smoothing.known_folds(model) == {}
-    model = nn.ModuleList([nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))] * 2)  # the block is shared, with all in it
+    model = nn.ModuleList([nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))] * 2)  # a shared block
     assert smoothing.known_folds(model) == {"0.0": ["0.1"]}
     model = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2))
     model[1][0].weight = model[0][0].weight
@@ -395,7 +395,7 @@ def test_shared_layers_are_not_folded_by_themselves():
 
 
 def test_nothing_is_changed_by_halves(monkeypatch):
-    """A layer that cannot be made after the layers before were divided."""
+    """Creating a layer fails after the layers before were divided."""
     model = block(50.0)
     calibration, before = calibrated(model), copy.deepcopy(model.state_dict())
     make = W8A8StaticLinear.from_linear.__func__
@@ -438,7 +438,7 @@ KNOWN = [
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_blocks(name):
-    """Folds of transformers' blocks leave the float model's function as it was."""
+    """Folds in transformers' blocks do not change the float model's function."""
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, name.replace("Model", "Config"))(
         vocab_size=64, hidden_size=64, intermediate_size=96, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,

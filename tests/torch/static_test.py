@@ -179,7 +179,7 @@ def test_types(device, generator):
         assert all(torch.equal(layer.get_buffer(name), t) for name, t in scales.items()) and layer.bias.dtype == dtype
         x = draw(generator, 5, 64, dtype=dtype, device=device)
         assert layer(x).dtype == dtype
-        assert layer(x.float()).dtype == torch.float32  # x decides
+        assert layer(x.float()).dtype == torch.float32  # x's type decides
     with torch.autocast(device.type, torch.bfloat16):
         assert layer(draw(generator, 5, 64, device=device)).dtype == torch.bfloat16
     layer.double()
@@ -208,7 +208,7 @@ def test_compiled(device, generator):
         for rows in (3, 5, 8):
             x = draw(generator, rows, 64, device=device)
             assert torch.equal(compiled(x), model(x))
-        # Another scale that is loaded is met by graphs too.
+        # Graphs use a newly loaded scale too.
         state["0.input_scale"] *= 2
         model.load_state_dict(state)
         assert torch.equal(compiled(x), model(x))

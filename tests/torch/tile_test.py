@@ -76,7 +76,7 @@ def test_choices_are_measured_once_and_kept(folder):
     assert scale.taken in scale.choices
     (kept,) = (folder / "cache/octile").glob("*.tuning")
     line = next(line for line in kept.read_text().splitlines() if "Scale_f32_f32 1024 :" in line)
-    # Another process takes what the file says, also if that is not what it would measure itself.
+    # Another process uses the file's choice, even if it would measure another.
     other = next(choice for choice in scale.choices if choice != scale.taken)
     block, taken = other.constants["block"], scale.taken.constants["block"]
     kept.write_text(kept.read_text().replace(line, line.removesuffix(f" {taken}") + f" {block}"))

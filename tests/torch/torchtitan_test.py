@@ -1,4 +1,4 @@
-"""octile.torchtitan, in the part of torchtitan 0.3 that it meets: it is not among the tests' packages."""
+"""octile.torchtitan, with the parts of torchtitan 0.3 that it uses: the tests do not install torchtitan."""
 
 import dataclasses
 import sys

@@ -170,7 +170,7 @@ def test_weights_that_are_not_finite(make, tmp_path):
 
 @pytest.mark.parametrize("format", ["w8a8", "w4a16", "int8-training"])
 def test_weights_that_the_files_lack(folders, tmp_path, format):
-    """A new head stays in float where its weight would be frozen, and trains."""
+    """A new head stays in float, since its weight would otherwise be frozen, and trains."""
     torch.manual_seed(3)
     config = OctileConfig(format, **CONFIGS[format][1])
     kind = transformers.BertForSequenceClassification
@@ -250,7 +250,7 @@ def test_fused_experts_stay(folders):
 
 
 def test_fused_experts_train(folders, tmp_path):
-    """As quantize_() makes them, and Transformers reads what is saved."""
+    """As quantize_() makes them; Transformers reads what is saved."""
     plain = AutoModelForCausalLM.from_pretrained(folders / "mixtral")
     model = AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=OctileConfig("int8-training"))
     assert "model.layers.0.mlp.experts" in model.octile_report.converted
@@ -263,7 +263,7 @@ def test_fused_experts_train(folders, tmp_path):
 
 
 def test_recipe_in_config_json(folders, tmp_path):
-    """A folder of floats whose config.json says how to quantize them."""
+    """A folder of floats whose config.json describes how to quantize them."""
     plain = AutoModelForCausalLM.from_pretrained(folders / "tied")
     plain.save_pretrained(tmp_path)
     config = OctileConfig("w4a16", group=32, modules_to_not_convert=["v_proj"])
@@ -342,7 +342,7 @@ def used():
 
 
 def write_other(method, folder, model):
-    """A checkpoint of this method, in shards, of a float model, whose weights become what the checkpoint says."""
+    """A sharded checkpoint of this method, made from a float model, which gets the dequantized weights."""
     tensors = model.state_dict()
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or name == "lm_head":
@@ -393,7 +393,7 @@ def test_checkpoints_of_awq_and_gptq(method, folders, tmp_path, used):
 
 
 def test_words_of_from_checkpoint(folders, tmp_path, monkeypatch):
-    """They are those of from_pretrained(), for the config as for the weights."""
+    """They equal those of from_pretrained(), for the config and the weights."""
     model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a8"))
     model.save_pretrained(tmp_path / "inner")
     asked, read = [], transformers.AutoConfig.from_pretrained
@@ -488,7 +488,7 @@ def test_dequantize(folders, tmp_path):
 
 
 def test_layers_that_stay_wide(tmp_path):
-    """T5 keeps some layers in float32 where the model is in float16, and asks for their weights' type."""
+    """T5 keeps some layers in float32 if the model is in float16, and checks their weights' type."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 1, "num_heads": 4}
     kind = transformers.T5EncoderModel
@@ -511,7 +511,7 @@ def test_several_processes_are_refused(folders):
 
 
 def test_layers_that_accelerate_moves_to(folders, monkeypatch):
-    """On several devices accelerate has replaced the forward of a layer before it is converted."""
+    """With several devices, accelerate has replaced a layer's forward before the layer is converted."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     def dispatch(model, *arguments):
@@ -543,14 +543,14 @@ def test_what_is_pushed(folders, monkeypatch):
 @pytest.mark.parametrize("format", ["w8a8-static", "w4a8", "int8-training"])
 @pytest.mark.parametrize("name", ["falcon", "qwen2_vl", "jamba", "mixtral", "gpt_oss"])
 def test_zoo(name, format, tmp_path):
-    """The others: transformers_zoo.py."""
+    """For the other models see transformers_zoo.py."""
     pytest.importorskip("compressed_tensors")
     zoo.make(name).save_pretrained(tmp_path / name)
     assert not zoo.run(name, format, tmp_path / name).refusal
 
 
 def steps(model, folder):
-    """The losses of a few steps by Trainer."""
+    """The losses of a few steps with Trainer."""
     data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 96, (8, 12))]
     arguments = transformers.TrainingArguments(
         output_dir=folder, max_steps=8, per_device_train_batch_size=8, learning_rate=3e-3, report_to=[], save_strategy="no",
@@ -628,7 +628,7 @@ MEMORY = """
     big.save_pretrained(f"{folder}/big")
     del big
     for format in ("w8a8", "w4a16"):
-        load("small", format)  # what is loaded and made but once
+        load("small", format)  # loads and creates what is needed only once
         done, seen = False, [memory()]
         watcher = threading.Thread(target=watch)
         watcher.start()

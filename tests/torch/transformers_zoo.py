@@ -31,7 +31,7 @@ MLA = {
     "v_head_dim": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_mtp_layers": 0,
 }  # fmt: skip
-# The name of the architecture, or of model and config; and the fields of the config.
+# The name of the architecture, or of model and config; and the config's fields.
 MODELS = {
     "llama": ("LlamaForCausalLM", text(**GQA)),
     "mistral": ("MistralForCausalLM", text(**GQA)),
@@ -137,14 +137,14 @@ FORMATS = {
 }
 FOUR_BITS = {"w4a16", "w4a8"}
 RECURRENT = {"qwen3_next", "jamba"}  # random ones amplify errors
-# Transformers reads these layers' weights before compressed-tensors has unpacked them, unless it is told to dequantize.
+# Transformers reads these layers' weights before compressed-tensors has unpacked them, unless told to dequantize.
 UNPACKED_LATE = {"t5", "mamba", "mamba2", "jamba", "modernbert", "falcon"}
-# Transformers replaces their experts for compressed-tensors, float ones too, and then finds no weights for them.
+# Transformers replaces their experts for compressed-tensors, even float ones, and then finds no weights for them.
 UNREADABLE = {"llama4"}
 
 
 def make(name):
-    """A model whose linear layers decide what it says: with the small weights of the configs it would be the residual."""
+    """A model in which the linear layers determine the output: with the configs' small weights the residual would."""
     kind, fields, *config = MODELS[name]
     config = config[0] if config else kind.partition("For")[0] + "Config"
     torch.manual_seed(0)
@@ -202,7 +202,7 @@ def files(folder):
 def as_quantized(model):
     for module in model.modules():
         if isinstance(module, transformers.PreTrainedModel):
-            module.config._is_quantized = True  # Jamba then calls a layer whose weight it reads otherwise
+            module.config._is_quantized = True  # Jamba then calls a layer whose weight it otherwise reads directly
     return model
 
 
@@ -215,7 +215,7 @@ def sentences(rows, g):
 
 
 def trained(name, steps=120):
-    """make(name), trained on sentences(): its routers then know where a token goes. A second of one core."""
+    """make(name), trained on sentences(), so that its routers are decisive. Takes a second on one core."""
     model, g = make(name).train(), torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     for _ in range(steps):
@@ -236,7 +236,7 @@ def _routed(model, name, hook, ids):
 
 
 def routing(model, name, ids=None):
-    """logits(), and what the routers have said to the experts, call by call."""
+    """logits(), and the routers' outputs, call by call."""
     seen = []
     y = _routed(model, name, lambda module, given, words: seen.append((given, words)), ids)
     return y, seen
@@ -312,7 +312,7 @@ def run(name, format, folder):
         modules = dict(model.named_modules())
         weights = {n: [p for p in modules[n].parameters(recurse=False) if p.dim() > 1] for n in report.converted}
         lack = [n for n, found in weights.items() if any(p.grad is None for p in found)]
-        lack = [n for n in lack if "vis" not in n and "projector" not in n]  # no image is given
+        lack = [n for n in lack if "vis" not in n and "projector" not in n]  # no image is passed
         assert not lack, f"no gradient of {lack}"
         model.eval().save_pretrained(saved)
         assert torch.equal(logits(kind.from_pretrained(saved), name), exact), "saved floats"
@@ -369,7 +369,7 @@ def main():
             for format in given.formats:
                 try:
                     outcomes[format] = run(name, format, folder)
-                except Exception as error:  # the others are run all the same
+                except Exception as error:  # the others still run
                     failures += 1
                     outcomes[format] = "failed"
                     print(f"{name} {format}: {type(error).__name__}: {error}", file=sys.stderr)

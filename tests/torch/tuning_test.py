@@ -1,4 +1,4 @@
-"""octile.use_tuning and OCTILE_TUNING: which file of measured kernels the layers' plans follow."""
+"""octile.use_tuning and OCTILE_TUNING: which file of measured kernels the layers' plans use."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""octile.vllm: the kernel classes, in vLLM where it is installed, else in the part of it that vllm_interface.py has."""
+"""octile.vllm: the kernel classes, in vLLM if it is installed, else in the part of it that vllm_interface.py provides."""
 
 import importlib
 import importlib.util
@@ -245,7 +245,7 @@ FOUR_BITS = {
 
 
 def four_bit_module(kind, group, n=48, zero_point=False, k=128):
-    """With levels and zero points of every value."""
+    """With all values of levels and zero points."""
     module = kind(k, n, bias=False, group=group, zero_point=zero_point)
     module.quantized_weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     module.weight_scale = (torch.rand_like(module.weight_scale) / 50).bfloat16().float()
@@ -285,7 +285,7 @@ def test_activations_that_are_not_known(vllm, types):
 
 
 def test_compiled(vllm, types):
-    """One graph for all numbers of rows, with the ops in it."""
+    """One graph for any number of rows, with the ops in it."""
     module = octile.W8A8Linear.from_linear(torch.nn.Linear(64, 32))
     kernel, layer = int8_layer(vllm, module)
     four = four_bit_module(octile.W4A8Linear, 32)
@@ -311,7 +311,7 @@ ROWS = (1, 2, 17, 64, 333, 4096)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_trainer_and_server_agree_to_the_bit(vllm, tmp_path, dtype):
-    """A training layer's forward, W8A8Linear, a loaded checkpoint and vLLM's kernel; whole and in column shards."""
+    """A training layer's forward, W8A8Linear, a loaded checkpoint and vLLM's kernel agree; whole and in column shards."""
     plain = torch.nn.Sequential(torch.nn.Linear(160, 96, dtype=dtype))
     trained = torch.nn.Sequential(octile.Linear.from_linear(plain[0], backward="int8"))
     served = torch.nn.Sequential(torch.nn.Linear(160, 96, dtype=dtype))
@@ -338,7 +338,7 @@ def test_trainer_and_server_agree_to_the_bit(vllm, tmp_path, dtype):
 
 
 def test_row_parallel_is_as_exact_as_its_all_reduce(vllm):
-    """Each rank quantizes its part of x by itself, and floats are summed: no bits of the whole layer's."""
+    """Each rank quantizes its own part of x, and floats are summed: not the whole layer's bits."""
     module = octile.W8A8Linear.from_linear(torch.nn.Linear(256, 64, bias=False))
     total, x = 0, normal(32, 256)
     for start in (0, 128):
@@ -354,10 +354,10 @@ def test_row_parallel_is_as_exact_as_its_all_reduce(vllm):
 
 
 def test_row_parallel_with_exact_sums():
-    """What an all-reduce of the maxima and one of the integer sums would give: the bits of the whole layer."""
+    """All-reducing the maxima and then the integer sums would give the whole layer's bits."""
     ops, module = torch.ops.octile, octile.W8A8Linear.from_linear(torch.nn.Linear(256, 64, bias=False))
     x, total = normal(32, 256), 0
-    xq, _, scale = ops.quantize(x, 1, 0)  # of the maxima over all ranks
+    xq, _, scale = ops.quantize(x, 1, 0)  # with the maxima over all ranks
     ones = torch.ones(64, dtype=torch.float64)
     for at in (slice(0, 128), slice(128, 256)):
         part = module.quantized_weight[:, at].contiguous()
@@ -412,7 +412,7 @@ def _awq_words(levels):
 
 
 def checkpoint_of(module, kind):
-    """The tensors of a layer, as files have them."""
+    """The tensors of a layer, as in a file."""
     (weight, scale, points), k = module.plain_weight(), module.in_features
     levels = module.format.levels(weight, k)
     if kind in ("gptq", "awq"):
@@ -431,7 +431,7 @@ def checkpoint_of(module, kind):
 
 
 def schemes():
-    """By name: vLLM's scheme, the layer of octile's that it should equal, and the layout of its files."""
+    """By name: vLLM's scheme, the octile layer that it should equal, and its layout in files."""
     from compressed_tensors.quantization import QuantizationArgs
     from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
     from vllm.model_executor.layers.quantization.compressed_tensors import schemes as of
@@ -459,7 +459,7 @@ def schemes():
 @needs_vllm
 @pytest.mark.parametrize("name", ["W8A8", "W4A16", "W4A16, zero points", "W8A16", "W4A8", "W4A8, int8", "GPTQ", "AWQ"])
 def test_vllms_schemes_and_shards(monkeypatch, name):
-    """Created, loaded and run by vLLM's own classes: whole, in two shards of the outputs, in two of the inputs."""
+    """Created, loaded and run by vLLM's own classes: whole, in two shards of the outputs, and in two of the inputs."""
     from vllm.model_executor import parameter as parameters
 
     made, module, files = schemes()[name]
@@ -516,7 +516,7 @@ def _parameters(of):
 
 @needs_vllm
 def test_the_part_is_vllms(vllm, types):
-    """What vllm_interface.py says of vLLM is so."""
+    """vllm_interface.py agrees with vLLM."""
     version = sys.modules["vllm"].__version__
     if re.match(r"0\.([12]?\d|3[0-2])\.", version):
         pytest.skip(f"it is that of 0.33, and this is {version}")

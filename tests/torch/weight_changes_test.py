@@ -1,4 +1,4 @@
-"""A layer never answers with an old weight, however the weight was changed."""
+"""A layer never uses an old weight, however the weight was changed."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 
 
 class Hidden(torch.optim.Optimizer):
-    """An optimizer as some are: it writes through .data, which no version counter sees."""
+    """An optimizer that writes through .data, as some do, which no version counter sees."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {})
@@ -43,7 +43,7 @@ def setup(device, kind=Linear, size=(64, 48), backward="int8"):
 
 
 def fresh(layer, x):
-    """What the function gives, which has nothing to remember."""
+    """The result of the function, which caches nothing."""
     layout = "out_in" if isinstance(layer, Linear) else "in_out"
     words = {"activation": layer.activation, "per_channel": layer.per_channel, "layout": layout}
     return octile.linear(x, layer.weight, layer.bias, **words)
@@ -159,7 +159,7 @@ def test_a_shared_weight(device):
 
 
 def test_averages(device):
-    """AveragedModel, and averages that are put in place of the weights and taken away again."""
+    """AveragedModel, and averages that replace the weights and are taken back."""
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 8)).to(device)
     octile.quantize_(model, octile.Int8Training())
     x = torch.randn(16, 64, device=device)
@@ -187,7 +187,7 @@ def test_averages(device):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("zero", ["after", "before"])
 def test_optimizers(name, zero, device):
-    """`before`: zero_grad() between forward and backward, as many loops have it; the gradient is there all the time."""
+    """`before`: zero_grad() between forward and backward, as in many loops; the gradient exists all the time."""
     layer, x = setup(device)
     optimizer = OPTIMIZERS[name](layer.parameters())
     for _ in range(3):
@@ -217,7 +217,7 @@ def test_a_step_in_the_middle_of_an_evaluation(device):
 
 
 def test_the_first_tutorial(device):
-    """pytorch.org's own first loop, against the same in a form that the version counter sees."""
+    """pytorch.org's first training loop, against an equivalent that the version counter sees."""
     nets = [nn.Sequential(Linear(32, 64), nn.ReLU(), Linear(64, 8)).to(device) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     x, target = torch.randn(16, 32, device=device), torch.randn(16, 8, device=device)
@@ -259,7 +259,7 @@ def test_tensors_saved_by_an_older_graph_stay_valid(device):
 
 
 def test_swapped_parameters(device, monkeypatch):
-    """With torch's flag for it, to() and load_state_dict() swap parameters, which nothing may refer to weakly."""
+    """With torch's flag, to() and load_state_dict() swap parameters, which must not have weak references."""
     monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
     for cached in (False, True):
         layer, x = setup(device)

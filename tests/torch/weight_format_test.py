@@ -72,7 +72,7 @@ def test_what_the_operators_refuse(device):
 
 
 def test_quantization(device, generator):
-    """Scales and levels of each group are those of a row of its own, in the bits of torch.ops.octile.quantize."""
+    """A group's scale and levels equal those of a separate row, bit for bit as from torch.ops.octile.quantize."""
     w = draw(generator, device, 12, 128)
     w[0], w[1, 40] = 0, torch.nan
     q, scale = WeightFormat(group=32).quantize(w)
@@ -201,7 +201,7 @@ def test_unknown_choices():
 
 
 def test_one_graph(device, generator):
-    """The fake kernels know all formats: one graph holds them, with the bits of eager code."""
+    """The fake kernels accept all formats: one graph contains them, with the bits of eager code."""
     model = nn.Sequential(
         W8A8Linear.from_linear(nn.Linear(64, 32), group=32), W8A16Linear.from_linear(nn.Linear(32, 16)),
         W8A16Linear.from_linear(nn.Linear(16, 8), group=0),

@@ -1,4 +1,4 @@
-"""W4A16(method=...): clip search and error feedback lose less of a layer's output than rounding does."""
+"""W4A16(method=...): clip search and error feedback lose less of a layer's output than plain rounding."""
 
 import octile
 import pytest
@@ -68,7 +68,7 @@ def sqnr(values, quantized):
 @pytest.mark.parametrize("group", [0, 32, 64, 128])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_nearest_uses_all_levels_where_that_wins(draw, group):
-    """Never behind a scale of the extremes over 7, nor behind the two rules of torchao for -8..7."""
+    """Never worse than a scale of the extremes over 7, nor than torchao's two rules for -8..7."""
     torch.manual_seed(3)
     w = DRAWS[draw]((48, 256))
     q, scale = quantizer.nearest_packed(w, group, 4)

@@ -1,4 +1,4 @@
-"""Small random models of Transformers, of ten kinds, under every config of quantize_()."""
+"""Small random models of ten kinds from Transformers, with every config of quantize_()."""
 
 import copy
 import warnings
@@ -33,7 +33,7 @@ def configured(which, model, name):
     if which in ("static", "folded"):
         with calibrate(model) as calibration:
             logits(model, name)
-        # With a search no alpha may be the best for a layer, so that it has no multiplier.
+        # A search may find no alpha that is best for a layer, so that it has no multiplier.
         return W8A8Static(calibration, 0.5) if which == "static" else W8A8Static(calibration, multipliers=False)
     return {"training": Int8Training(), "dynamic": W8A8Dynamic(), "four": W4A16(32)}[which]
 
@@ -46,13 +46,13 @@ def loads(folder, model, **more):
 @pytest.mark.parametrize("which", CONFIGS)
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_zoo(name, which, tmp_path):
-    """Bounds: with the rows of one layer in reverse the cosine is 0.92 at most (Mamba: x_proj 0.966, dt_proj 0.991)."""
+    """Bounds: with one layer's rows reversed the cosine is at most 0.92 (Mamba: x_proj 0.966, dt_proj 0.991)."""
     model = make(name)
     exact, plain, config = logits(model, name), copy.deepcopy(model), configured(which, model, name)
     report = quantize_(model, config)
     y = logits(model, name)
     assert (0.95 if which == "four" else 0.995) < cosine(y, exact) < 1 - 1e-9
-    # Mamba never calls dt_proj, so that no calibration sees it; BERT's head trains with the table that it shares.
+    # Mamba never calls dt_proj, so calibration does not see it; BERT's head trains with its tied table.
     fewer = which in ("static", "folded") and name == "mamba"
     experts = name in ("mixtral", "qwen3_moe") and which in ("training", "dynamic", "four")
     assert len(report.converted) == DYNAMIC[name] - fewer + (which == "training" and name == "bert") + experts
