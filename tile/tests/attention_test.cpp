@@ -46,7 +46,7 @@ std::vector<double> reference(const Array<f16>& q, const Array<f16>& k, const Ar
 }
 
 TEST(Attention, AgreesWithThePlainSum) {
-  for (const int n : {1, 64, 100, 129}) {  // an odd and an even number of blocks, whole and cut off
+  for (const int n : {1, 64, 100, 129}) {  // an odd and an even number of blocks, whole and partial
     auto q = normal("q", n, 1), k = normal("k", n, 2), v = normal("v", n, 3);
     Array<f16> fast("o", {kHeads, n, kHead}), checked("o", {kHeads, n, kHead});
     const Grid grid{cdiv(cdiv(n, 64), 2), kHeads};

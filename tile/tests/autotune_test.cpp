@@ -1,4 +1,4 @@
-// Autotuning: what is measured, kept and taken again, and which files are refused.
+// Autotuning: what is measured, stored and reused, and which files are refused.
 #include "octile/tile/autotune.h"
 
 #include <gtest/gtest.h>
@@ -95,7 +95,7 @@ TEST_F(AutotuneTest, MeasuresOnceForAClassOfSizes) {
   EXPECT_NE(text.find(" slow_64 1024 : FastCpu threads=1 32\n"), std::string::npos) << text;
   EXPECT_NE(text.find(" slow_64 2048 : FastCpu threads=1 32\nend 2\n"), std::string::npos) << text;
 
-  // What another process would read.
+  // As another process would read it.
   const std::string copy = with(text);
   launches_ = 0;
   EXPECT_EQ(run(copy).seconds, again.seconds);
@@ -144,7 +144,7 @@ TEST_F(AutotuneTest, FilesThatAreRefused) {
     text.replace(start, text.find(' ', start) - start, seconds);
     has(refusal(with(text)), "which is no choice");
   }
-  // A refused file is left as it is, and a mended one is read.
+  // A refused file is not changed, and once repaired it is read.
   const std::string damaged = with(good.substr(0, good.size() - 3));
   refusal(damaged);
   EXPECT_EQ(contents(damaged), good.substr(0, good.size() - 3));

@@ -25,7 +25,7 @@ inline std::string all(const Report& report) {
   return result;
 }
 
-// The one finding of a report.
+// The only finding of a report.
 inline Finding only(const Report& report, Problem problem, std::int64_t count) {
   EXPECT_EQ(report.findings.size(), 1u) << all(report);
   if (report.findings.empty()) return {};

@@ -1,5 +1,5 @@
-// What the checked executor says of accesses that nothing puts in order: for each a kernel that it must report, at the
-// right line, and one that is right.
+// The checked executor's reports of unordered accesses: for each kind, a kernel that it must report, at the
+// right line, and a correct one.
 #include <stdexcept>
 
 #include "checker.h"
@@ -16,7 +16,7 @@ struct WriteThenReadNeighbour {  // every program writes element p and reads ele
     const auto write = [&] { line = __LINE__, t.store(shared + p, 1.0f); };
     const auto read = [&] { t.store(z + p, t.load(shared + (p + step + n) % n)); };
     if (step > 0) {
-      read();  // what a later program will write
+      read();  // what a later program writes
       write();
     } else {
       write();
@@ -47,7 +47,7 @@ TEST(Race, SeveralProgramsWrite) {
   EXPECT_EQ(finding.first.other_program, (Triple{0, 0, 0}));
 }
 
-// All of three programs read what one of them writes, whichever it is.
+// All three programs read what one of them writes, whichever it is.
 TEST(Race, WhicheverProgramWrites) {
   for (int writer = 0; writer < 3; ++writer) {
     auto x = ramp("x", {16});
@@ -128,7 +128,7 @@ TEST(Race, AlsoWhereTheSameValueIsStored) {
   EXPECT_EQ(only(report, Problem::race, 4).first.index, 8);
 }
 
-// The next program overwrites it in this order, so that the result is right.
+// In this order the next program overwrites it, so the result is right.
 TEST(Race, AStoreBeyondItsRow) {
   auto x = ramp("x", {4, 20});
   Array<f32> z("z", {4, 20});
@@ -240,7 +240,7 @@ TEST(Barrier, IsNotNeededToOverwriteWhatTheLaneItselfUsed) {
   EXPECT_TRUE(report.clean()) << all(report);
 }
 
-// What a row has too much is overwritten by the next one, in this order.
+// A row writes too much; in this order the next row overwrites it.
 TEST(Barrier, BetweenStoresOfDifferentLanes) {
   const auto rows = [](auto& t, auto pz) {
     const auto j = t.arange(c<32>);
@@ -251,7 +251,7 @@ TEST(Barrier, BetweenStoresOfDifferentLanes) {
   Array<f32> z("z", {80});
   const Finding finding = only(launch(CheckedCpu{}, Grid{1}, rows, z), Problem::unordered, 3 * 12);
   EXPECT_EQ(finding.first.index, 20);
-  // A tile of another shape has its elements in other threads.
+  // In a tile of another shape, other threads hold the elements.
   const auto shapes = [](auto& t, auto pz, auto wait) {
     t.store(pz + t.arange(c<64>), 0.0f);
     if constexpr (wait != 0) t.barrier();
@@ -269,7 +269,7 @@ TEST(Barrier, BetweenStoresAndAtomics) {
     t.atomic_add(bins + (t.arange(c<16>) & 7), 1);
   };
   Array<s32> bins("bins", {8}), out("out", {8});
-  only(launch(CheckedCpu{}, Grid{1}, store_first, bins, c<0>), Problem::unordered, 8);  // then they are atomics'
+  only(launch(CheckedCpu{}, Grid{1}, store_first, bins, c<0>), Problem::unordered, 8);  // from then on they are atomic
   const Report right = launch(CheckedCpu{}, Grid{1}, store_first, bins, c<1>);
   EXPECT_TRUE(right.clean()) << all(right);
   for (int i = 0; i < 8; ++i) EXPECT_EQ(bins[i], 6);
@@ -286,7 +286,7 @@ TEST(Barrier, BetweenStoresAndAtomics) {
 
 // ---- Pipelines ----
 
-struct Prefix {  // adds to each block of 16 the one before it
+struct Prefix {  // adds the previous block to each block of 16
   void operator()(auto& t, auto x, auto z) const {
     t.pipeline(
         c<3>, 4,
@@ -320,7 +320,7 @@ TEST(Pipeline, WhatWasStoredBeforeItAndABarrierIsThere) {
         t.pipeline(
             c<2>, 4, [&](int k) { return fetches(t.fetch(py + (15 - i + 16 * k))); },
             [&](int k, const auto& v) {
-              t.store(py + (i + 16 * k), v);  // its loads have come
+              t.store(py + (i + 16 * k), v);  // its loads are complete
               t.store(pz + (i + 16 * k), v);
             });
         t.barrier();
@@ -355,7 +355,7 @@ TEST(Pipeline, WithinAnother) {
   EXPECT_EQ(z[63], x[63] + y[159] + y[175] + y[191]);
 }
 
-// On a GPU a step is staged before the bodies of earlier ones, and again when its turn comes.
+// On a GPU a step is staged before the bodies of earlier steps, and again at its turn.
 TEST(Pipeline, AStageThatDependsOnMoreThanItsStepGoesWrong) {
   auto x = ramp("x", {64});
   Array<f32> z("z", {64});

@@ -1,4 +1,4 @@
-// What the checked executor counts and records.
+// The checked executor's counts and records.
 #include <numeric>
 
 #include "checker.h"
@@ -27,7 +27,7 @@ Report copied(int row, int column, int first, std::int64_t size) {
 TEST(Coalescing, CountsWhatWarpsAskFor) {
   const Site rows = copied(64, 1, 0, 4096).sites[0];
   EXPECT_EQ(rows.sectors, 512);
-  // With j * k the compiler does not know that neighbours are neighbours, but the addresses are. 4 x 32 threads of four
+  // With j * k the compiler cannot tell that neighbours are adjacent, but the addresses are. 4 x 32 threads of four
   // elements: two requests of each warp, half of whose threads hold 64 columns.
   EXPECT_EQ(rows.requests, 64);
   EXPECT_EQ(rows.request_sectors, 512);
@@ -37,7 +37,7 @@ TEST(Coalescing, CountsWhatWarpsAskFor) {
   const Site columns = copied(1, 64, 0, 4096).sites[0];
   EXPECT_EQ(columns.sectors, 512);  // a tile reads whole sectors, but
   EXPECT_EQ(columns.requests, 256);
-  EXPECT_EQ(columns.request_sectors, 4096);  // each thread one of its own
+  EXPECT_EQ(columns.request_sectors, 4096);  // each thread reads a different one
   EXPECT_EQ(columns.request_bytes, 512 * 32);
 
   const Site odd = copied(64, 1, 1, 4097).sites[0];
@@ -54,11 +54,11 @@ TEST(Coalescing, DependsOnWhereInASectorAnAccessStarts) {
       [](auto& t, auto px) { (void)t.load(px + t.program_id(0) * 5 + t.arange(c<32>)); }, x);
   EXPECT_TRUE(report.clean()) << all(report);
   EXPECT_EQ(report.sites[0].requests, 8);
-  EXPECT_EQ(report.sites[0].request_sectors, 4 + 7 * 5);  // 128 bytes; all but the first straddle a fifth sector
+  EXPECT_EQ(report.sites[0].request_sectors, 4 + 7 * 5);  // 128 bytes; all but the first touch a fifth sector
   EXPECT_EQ(report.sites[0].request_bytes, 8 * 4 * 32);
 }
 
-// As somebody's view into a larger tensor.
+// Like a view into a larger tensor.
 TEST(Coalescing, DependsOnWhereTheTensorStarts) {
   auto x = ramp("x", {129});
   const auto loaded = [&](int first) {
@@ -112,7 +112,7 @@ TEST(Report, CountsLanesBytesAndElements) {
   EXPECT_EQ(report.tensors[1].elements_read, 0);
 }
 
-// The records say, element by element, what was read and written: counted again from them, it is the same.
+// The records list, element by element, what was read and written; counting from them gives the same numbers.
 TEST(Report, RecordsCountTheSame) {
   auto x = ramp("x", {3, 11, 13});
   Array<s32> index("index", {16}, {5, 6, 7, 8, 1, 3, 5, 7, 9, 11, 0, 0, 4, 2, 1, 0});

@@ -1,5 +1,5 @@
-// The observers of the checked executor: for each a kernel that it must report, at the right line, and one that is
-// right. Here: bounds, lanes and memory without a value, index arithmetic.
+// The observers of the checked executor: for each kind, a kernel that it must report, at the right line, and a correct
+// one. Here: bounds, undefined lanes, uninitialized memory, index arithmetic.
 #include "checker.h"
 
 #include <cmath>
@@ -39,7 +39,7 @@ TEST(OutOfBounds, LoadPastTheEnd) {
                                        std::to_string(report.sites[0].column) +
                                        ": load x: out of bounds, 24 lanes; first: program (6,0,0), lane [0,0,8], "
                                        "x[200] of 200");
-  for (int i = 0; i < 200; ++i) EXPECT_EQ(z[i], x[i] + 10.0f);  // the right ones are still right
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(z[i], x[i] + 10.0f);  // the correct ones are unaffected
 }
 
 TEST(OutOfBounds, StoreBeforeTheStart) {
@@ -239,7 +239,7 @@ TEST(Undefined, AProgramIndexDividedByZero) {
   EXPECT_TRUE(launched(1, quotient, rest).clean());
 }
 
-// A finding names the line that an undefined lane came from, through whatever is computed of it.
+// A finding names the line that an undefined lane came from, through all computations.
 TEST(Undefined, NamesWhereItCameFrom) {
   auto x = ramp("x", {4, 20}), y = ramp("y", {32});
   Array<f32> z("z", {4, 32});
@@ -380,7 +380,7 @@ TEST(Overflow, OfThirtyTwoBitIndices) {
   EXPECT_EQ(z[7], 7.0f);
 }
 
-// No lane that is masked off has an index, whatever was computed for it.
+// A masked-off lane has no index, whatever was computed for it.
 TEST(Overflow, NotOfLanesThatAreMaskedOff) {
   auto x = ramp("x", {16});
   Array<f32> z("z", {16}), columns("columns", {2, 16}), nothing("nothing", {1});
@@ -391,7 +391,7 @@ TEST(Overflow, NotOfLanesThatAreMaskedOff) {
         const auto far = i * 300000000 - i * 299999999;
         const auto first = t.program_id(0) == 0;
         if (first) t.store(pz + far, t.load(px + far, i < 8), i < 8);
-        // Standing up, broadcast, and in a mask that another one decides.
+        // As a column, broadcast, and in a mask that depends on another.
         const auto down = col(t.arange(c<4>)) * 1500000000;
         const auto in = (col(t.arange(c<4>)) < 2) & (down < 1600000000);
         if (first) t.store(pc + (down / 1500000000 * 16 + i), 1.0f, in);
@@ -475,7 +475,7 @@ TEST(Overflow, OfAMaskThatBecomesAValue) {
         line = __LINE__, t.store(pz + i, where((i * 300000000 > 5) & (i < 12), t.load(px + i), 1.0f));
       },
       x, z);
-  EXPECT_EQ(only(report, Problem::overflow, 4).first.lane, (Triple{0, 0, 8}));  // from 12 on it is false at any rate
+  EXPECT_EQ(only(report, Problem::overflow, 4).first.lane, (Triple{0, 0, 8}));  // from 12 on it is false anyway
 }
 
 TEST(Overflow, NotOfSixtyFourBits) {

@@ -49,7 +49,7 @@ inline Array<f32> absolute(const Array<f32>& from) {
   return result;
 }
 
-// Machine: `template <class L> void launch(Grid, kernel, args...)` on arrays in host memory.
+// Machine: has `template <class L> void launch(Grid, kernel, args...)` on arrays in host memory.
 template <class L, class Machine>
 class Cases {
  public:
@@ -92,7 +92,7 @@ class Cases {
   void rows() {
     for (const auto& [n, length] : {std::pair{4, 200}, {1, 1}, {5, 31}, {6, 1000}, {9, 4096}, {3, 4100}}) {
       auto x = normal("x", {n, length}, 20.0f);
-      for (int j = 0; j < length && n > 4; ++j) x.set(j, j % 3 ? 0.0f : -0.0f);  // a row of zeros of both signs
+      for (int j = 0; j < length && n > 4; ++j) x.set(j, j % 3 ? 0.0f : -0.0f);  // a row of zeros with both signs
       Array<f32> z("z", {n}), mine("z", {n}), y("y", {n, length}), my("y", {n, length});
       Array<s8> q("q", {n, length}), mq("q", {n, length});
       check("long sum", z, mine, {cdiv(n, 4)}, LongSum{}, x, Out{}, n, length, c<4>, c<512>);
@@ -163,7 +163,7 @@ class Cases {
       Array<s64> wide("wide", {n}), my_wide("wide", {n});
       check("casts", half, my_half, {cdiv(n, 64)}, Casts{}, v, Out{}, brain, byte, small, wide, n, c<64>);
       check("casts", brain, my_brain, {cdiv(n, 64)}, Casts{}, v, half, Out{}, byte, small, wide, n, c<64>);
-      if (n > 5) v.set(3, std::nanf(""));  // of 16-bit floats: the payload of a NaN is no part of the language
+      if (n > 5) v.set(3, std::nanf(""));  // 16-bit floats: the language does not define a NaN's payload
       check("casts", byte, my_byte, {cdiv(n, 64)}, Casts{}, v, half, brain, Out{}, small, wide, n, c<64>);
       check("casts", small, my_small, {cdiv(n, 64)}, Casts{}, v, half, brain, byte, Out{}, wide, n, c<64>);
       check("casts", wide, my_wide, {cdiv(n, 64)}, Casts{}, v, half, brain, byte, small, Out{}, n, c<64>);
@@ -216,7 +216,7 @@ class Cases {
         machine_.template launch<L>(grid, kernel, a, b, mine, s.n0, s.n1, s.middle, c<64>, c<64>, c<32>);
         ++runs_;
         for (std::int64_t i = 0; i < z.size(); ++i) {
-          // Two sums of `middle` products, each in an order of its own; tensor cores may truncate instead of round.
+          // Two sums of `middle` products, each in its own order; tensor cores may truncate instead of rounding.
           const float bound = 4.0f * static_cast<float>(s.middle + 8) * 0x1p-24f * size[i] + 1e-30f;
           if (!(std::fabs(z[i] - mine[i]) <= bound)) return fail(name, i, z[i], mine[i]);
         }
@@ -231,7 +231,7 @@ class Cases {
            atx = rounded<f16>(absolute(normal("x", {s.middle, s.n0})));
       blocks("matmul of a transposed tile", MatmulTransposed{}, tx, hy, atx, ahy);
     }
-    // Named, since nvcc's front end spells the deduced type in a way that g++ refuses.
+    // Named, because nvcc's front end spells the deduced type in a way that g++ rejects.
     using Four = std::array<int, 4>;
     for (const Four& size_of : {Four{32, 32, 4, 32}, Four{17, 33, 3, 40}, Four{5, 70, 1, 50}}) {
       const int n0 = size_of[0], n1 = size_of[1], n2 = size_of[2], middle = size_of[3];
@@ -254,7 +254,7 @@ class Cases {
     }
   }
 
-  // Tiles whose rows lie as in WGMMA's sums.
+  // Tiles whose rows are laid out as in WGMMA's sums.
   void rows_of_warpgroups() {
     reduce_tile<1, 128, 8>();
     reduce_tile<1, 256, 4>();
@@ -271,7 +271,7 @@ class Cases {
     for (const Three& s : {Three{128, 64, 64}, {136, 88, 72}, {40, 50, 60}}) scaled_product(s[0], s[1], s[2]);
   }
 
-  // TMA can load all of it. Not all products: of each way to lie in boxes, one.
+  // TMA can load all of it. Not every product: one for each layout in boxes.
   template <bool kAllProducts = true>
   void by_wgmma() {
     if constexpr (kAllProducts) {
@@ -290,7 +290,7 @@ class Cases {
     for (const int n : {200, 40}) attention(n);
   }
 
-  // Operands that a step computes. Of small integers and powers of two, so that all sums are exact.
+  // Operands that a step computes, from small integers and powers of two, so that all sums are exact.
   void computed_factors() {
     computed_factor<Factor::scaled_rows>();
     computed_factor<Factor::columns>();
@@ -313,7 +313,7 @@ class Cases {
 
  private:
   using Three = std::array<int, 3>;
-  struct Out {};  // stands for the array that is compared
+  struct Out {};  // stands for the compared array
 
   template <int kColumns, int kTerms>
   void products(int n0, int n1, int middle) {
@@ -375,13 +375,14 @@ class Cases {
     on([&](auto&&... a) { machine_.template launch<L>(grid, a...); }, mine);
     ++runs_;
     for (std::int64_t i = 0; i < z.size(); ++i) {
-      // Sums of about 2 sqrt(middle), each within 4 middle / 2^24 of the sum of the products' sizes, rounded to f16.
+      // Sums of about 2 sqrt(middle), each within 4 middle / 2^24 of the sum of the products' magnitudes, rounded to
+      // f16.
       const float bound = 0x1p-10f * std::fabs(z[i]) + 1e-3f;
       if (!(std::fabs(z[i] - mine[i]) <= bound)) return fail("scaled product", i, z[i], mine[i]);
     }
   }
 
-  // Of small integers, so that all sums are exact.
+  // Small integers, so that all sums are exact.
   void running_sums(int n0, int n1, int middle) {
     std::mt19937 random(11);
     Array<s8> x("x", {middle, n0});
@@ -472,7 +473,7 @@ class Cases {
     auto x = normal("x", {P, R, C});
     if (x.size() > 100) {
       for (std::int64_t i = 0; i < x.size(); i += 3) x.set(i, i % 2 ? 0.0f : -0.0f);
-      for (std::int64_t i = 0; i < x.size() / 2; ++i) x.set(i, x[i] > 0.0f ? -x[i] : x[i]);  // maxima that are zeros
+      for (std::int64_t i = 0; i < x.size() / 2; ++i) x.set(i, x[i] > 0.0f ? -x[i] : x[i]);  // maxima that are zero
     }
     const int n = 3 * (P * R + P * C + R * C);
     Array<f32> z("z", {n}), mine("z", {n});

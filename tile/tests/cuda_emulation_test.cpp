@@ -37,7 +37,7 @@ TEST(CudaEmulation, WhatMayHaveBeenWrittenCountsAsWritten) {
   EXPECT_EQ(z[31], 1.0f);
 }
 
-// Each layout with the groups that it does in a way of its own; cuda_test.cu has all of both.
+// Each layout with the groups that it handles differently; cuda_test.cu combines all of both.
 TEST(CudaEmulation, OneWarpARow) {
   expect_the_results_of_the_cpu<Threads<4, 32>>([](auto& cases) {
     cases.elementwise();
@@ -73,7 +73,7 @@ TEST(CudaEmulation, WarpgroupsAlone) {
 TEST(CudaEmulation, WarpgroupsOfTf32) {
   expect_the_results_of_the_cpu<Warpgroups<2, NoFallback, true>>([](auto& cases) { cases.tf32(); });
 }
-TEST(CudaEmulation, OneWarpgroup) {  // what it falls back to is compiled above
+TEST(CudaEmulation, OneWarpgroup) {  // its fallback is compiled above
   expect_the_results_of_the_cpu<Warpgroups<1, Warps<2, 2, 4>>>([](auto& cases) { cases.bytes_forward(); });
   expect_the_results_of_the_cpu<Warpgroups<1, Warps<2, 2>>>([](auto& cases) { cases.float_dots(); });
 }
@@ -106,8 +106,8 @@ TEST(CudaMath, DivisionHasTheSameBits) {
   EXPECT_EQ(wrong, 0);
 }
 
-// The quotients that lie nearest to the middle of two floats: X 2^s = (2 K + 1) Y + j with a small j, for integers X
-// and Y of 24 bits; s is 24 where X >= Y, else 25. An error of 3 / 2^24 units in the last place reaches |j| = 6.
+// The quotients nearest to the middle of two floats: X 2^s = (2 K + 1) Y + j with a small j, for integers X
+// and Y of 24 bits; s is 24 if X >= Y, else 25. An error of 3 / 2^24 units in the last place reaches |j| = 6.
 TEST(CudaMath, DivisionIsRightWhereItIsHardest) {
   std::int64_t wrong = 0, tried = 0;
   const auto divide = [&](std::int64_t y) {

@@ -1,4 +1,4 @@
-// Kernels for tests of the CUDA executor, each with some of what it does in a way of its own. Sizes are in
+// Kernels for tests of the CUDA executor, each covering some of its special cases. Sizes are in
 // cuda_cases.h.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace octile::tile::cuda_cases {
 
-struct AddFrom {  // z[first ..] = x[first ..] + 10: rows that begin anywhere
+struct AddFrom {  // z[first ..] = x[first ..] + 10: rows may begin anywhere
   TILE_KERNEL void operator()(auto& t, auto x, auto z, int first, int n0, auto b0) const {
     const auto i = t.program_id(0) * b0 + t.arange(b0) + first;
     t.store(z + i, t.load(x + i, i < n0) + 10.0f, i < n0);
@@ -93,8 +93,8 @@ struct StoreThenLoad {  // a program reads what its other threads have stored
   }
 };
 
-// A tile that several threads hold, stored or counted up where it was loaded, by one of them: what it was goes into
-// every row of z, where each holder stores its own. The scalar s too.
+// A tile held by several threads, stored or counted up where it was loaded, by one of them. Its old value goes to
+// every row of z, where each holder stores its own. The same for the scalar s.
 struct InPlace {
   TILE_KERNEL void operator()(auto& t, auto x, auto z, auto s, auto highest, auto b0, auto b1) const {
     const auto j = t.arange(b1);
@@ -145,7 +145,7 @@ struct MatmulTransposed {  // z = x^T @ y from registers; x (middle, n0). Double
   }
 };
 
-// z = x (n0, middle) @ y (middle, n1), of integers or floats. Across: x lies as (middle, n0). Along: y lies as (n1,
+// z = x (n0, middle) @ y (middle, n1), of integers or floats. Across: x is stored as (middle, n0). Along: y as (n1,
 // middle).
 template <class Sum, bool kAcross, bool kAlong>
 struct Product {

@@ -1,7 +1,7 @@
 // The CUDA executor on a GPU against the fast CPU executor: the kernels and sizes of cuda_cases.h, with guards
 // around every tensor. TILE_LAYOUT picks one of seven layouts and TILE_PART one group of cases, so that the programs
-// compile side by side; without them everything is in one. Layout 7 is products of a size that keeps every stage busy.
-// tile/bench/cuda.sh builds and runs them all.
+// can be compiled in parallel; without them everything is in one. Layout 7 is products large enough to keep every stage
+// busy. tile/bench/cuda.sh builds and runs them all.
 #include <cuda_runtime.h>
 
 #include "bench/gradients.h"
@@ -109,7 +109,7 @@ struct FastMath {  // z = exp2(x), w = x / y: a block of x for each y
   }
 };
 
-// Math::fast against the bounds that it states: numbers of all sizes up to 150, and divisors from 2^-120 to 2^120.
+// Math::fast against its stated bounds: numbers of all sizes up to 150, and divisors from 2^-120 to 2^120.
 [[maybe_unused]] int fast_math() {
   constexpr int kBlock = 1024, kBlocks = 160, kCount = kBlock * kBlocks;
   Array<f32> x("x", {kCount}), y("y", {kBlocks}), z("z", {kCount}), w("w", {kCount});
@@ -163,8 +163,9 @@ class OnDevice {
   T* data_ = nullptr;
 };
 
-// dX and dW of 4,096 cubed: what the small sizes above do not show, registers or stages used again too early, is wrong
-// here in many places. A sample of the elements is compared, and all of them with those of other launches.
+// dX and dW of 4,096 cubed: registers or stages that are reused too early, which the small sizes above do not show,
+// give wrong results in many places here. A sample of the elements is compared, and all of them with those of other
+// launches.
 [[maybe_unused]] int large() {
   constexpr int n = 4096, kSamples = 20000, kLaunches = 6;
   constexpr std::size_t kCount = std::size_t{n} * n;

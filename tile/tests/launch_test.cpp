@@ -183,7 +183,7 @@ TYPED_TEST(OnCpu, LargeProducts) {
 
 // ---- Pointers ----
 
-// Only the end of a tensor of more than 2^31 elements exists.
+// Only the end of a tensor with more than 2^31 elements exists.
 TEST(Pointers, AddOffsetsToALoadedIndexIn64Bits) {
   constexpr std::int64_t kSize = (std::int64_t{1} << 31) + 64;
   std::vector<s8> end(128);

@@ -1,4 +1,4 @@
-// The quantizers and the forward of puzzles 13 to 15 and the library's plans: the same bits.
+// The quantizers and the forward of puzzles 13 to 15 give the same bits as the library's plans.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-"""Mistakes in a kernel that must not compile: the compiler's only error is one sentence of ours, and it names the kernel's line."""
+"""Mistakes in a kernel that must not compile: the only error is one sentence of ours, which names the kernel's line."""
 import os
 import pathlib
 import re
@@ -9,7 +9,7 @@ import unittest
 SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
 COMPILER = os.environ.get("OCTILE_CXX", "c++")
 
-# The line of a kernel, and what is said about it. i is a column of 8, j a row of 16; x and z hold f32, n holds s32.
+# The line of a kernel and its message. i is a column of 8, j a row of 16; x and z hold f32, n holds s32.
 MISTAKES = {
     "t.store(z + j, t.load(x + j) + t.load(x + t.arange(c<8>)));":
         "the two tiles have different numbers of columns, and neither has 1; col(v) is v[:, None].",

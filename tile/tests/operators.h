@@ -1,4 +1,4 @@
-// For tests of the operators: each on both CPU executors, against scalar loops.
+// For tests of the operators, each on both CPU executors, against scalar loops.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ class OnCpu : public testing::Test {};
 using Executors = testing::Types<FastCpu, CheckedCpu>;
 TYPED_TEST_SUITE(OnCpu, Executors);
 
-// A correct kernel is also one that the checker has nothing to say about.
+// The checker must also find nothing wrong with a correct kernel.
 template <class E, class Kernel, class... Args>
 void run(Grid grid, const Kernel& kernel, Args&&... args) {
   if constexpr (std::is_same_v<E, CheckedCpu>) {

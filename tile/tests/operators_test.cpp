@@ -8,7 +8,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// op on tiles and op on numbers, where the same words do not do for both.
+// op on tiles and op on numbers, where they are written differently.
 template <class OnTiles, class OnNumbers>
 struct Both {
   OnTiles on_tiles;
@@ -58,7 +58,7 @@ TYPED_TEST(OnCpu, FloatArithmetic) {
       [](auto x, auto y) { return x * y; }, [](auto x, auto y) { return x / y; },
       [](auto x, auto y) { return 2.5f - x / y; },
       Both{[](auto x, auto y) { return fma(x, y, x); }, [](float x, float y) { return std::fma(x, y, x); }});
-  // An s32 beside an f32 becomes an f32; f16 is widened.
+  // s32 with f32 gives f32; f16 is widened.
   each<E, f32>(left<f32>(), right<s32>(),
                Both{[](auto x, auto y) { return x * y; }, [](float x, s32 y) { return x * static_cast<float>(y); }});
   each<E, f32>(left<f16>(), right<f16>(),
@@ -93,7 +93,8 @@ TYPED_TEST(OnCpu, Comparisons) {
            [](s32 x, s32 y) { return std::abs(x - y) + std::abs(x) + ~y + x; }});
 }
 
-// A row, a column or a number on either side, of operators whose result is of the operands' type, a wider one, a mask.
+// A row, a column or a number on either side, for operators whose result has the operands' type, a wider one, or is a
+// mask.
 template <class E, class A, class Out, class Op>
 void repeated(Op op) {
   auto a = left<A>();
@@ -298,7 +299,7 @@ TYPED_TEST(OnCpu, CastsAmongIntegersAndMasks) {
   EXPECT_EQ(count[0], 5);
 }
 
-// All 65536 values widen exactly; every float between two of them goes to the nearer one, or the even one of the two.
+// All 65536 values widen exactly; every float between two of them rounds to the nearer one, ties to even.
 template <class T>
 void narrowing(int infinity) {
   const auto value = [](int bits) { return T::from_bits(static_cast<std::uint16_t>(bits)); };
@@ -330,7 +331,7 @@ TEST(SixteenBitFloats, RoundToNearestEven) {
   EXPECT_EQ(f16(65520.0f).bits, 0x7c00);
 }
 
-// Made of a value, never of its bits, unless they are called bits; when compiling too.
+// Converts values, never bits, unless they are called bits; also at compile time.
 template <class T>
 constexpr bool made_of_values() {
   static_assert(sizeof(T) == 2 && std::is_trivial_v<T> && std::is_standard_layout_v<T> && !std::is_aggregate_v<T>);

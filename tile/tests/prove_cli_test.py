@@ -1,5 +1,5 @@
-"""octile puzzles check --prove: what it says of a kernel that is right, of one that is wrong beyond the hidden sizes, of one that
-does not compile.
+"""octile puzzles check --prove of a correct kernel, of one that is wrong only beyond the hidden sizes, and of one that does
+not compile.
 
 The environment variable OCTILE_COMMAND names the command; without it the test is skipped (status 77), and so it is where
 Octile was built without Z3.

@@ -1,5 +1,5 @@
-// Wrong kernels for the prover, of the kinds that the checker's tests have, at any size. Written as kernels are: what
-// `int` is, is the caller's.
+// Wrong kernels for the prover, of the kinds in the checker's tests, at any size. Written as kernels are: the caller
+// decides what `int` is.
 #pragma once
 
 namespace octile::tile::wrong {
@@ -253,7 +253,7 @@ struct LateMask {
     }
   }
 };
-struct LateValues {  // which are undefined from lane n on
+struct LateValues {  // undefined from lane n on
   void operator()(auto& t, auto x, auto z, int n) const {
     auto first = t.full(c<32>, 0.0f), second = first, third = first;
     for (int k : range(n)) {
@@ -264,7 +264,7 @@ struct LateValues {  // which are undefined from lane n on
     t.store(z, sum(first));
   }
 };
-struct LateIndices {  // stored ones
+struct LateIndices {  // indices kept in tiles
   void operator()(auto& t, auto x, auto z, int n) const {
     auto now = t.full(c<32>, 0), next = t.full(c<32>, 0);
     for ([[maybe_unused]] int k : range(n)) {
@@ -284,7 +284,7 @@ struct LateNumber {
     }
   }
 };
-struct LateStep {  // of a pipeline
+struct LateStep {  // in a pipeline
   void operator()(auto& t, auto x, auto z, int n) const {
     int now = 0, next = 0;
     t.pipeline(
@@ -331,7 +331,7 @@ struct EarlyEnd {
 
 namespace octile::tile::right {
 
-// What the second iteration leaves is what the first one left.
+// The second iteration leaves the same as the first.
 struct CarriesOn {
   void operator()(auto& t, auto x, auto z, int n) const {
     const auto i = t.arange(c<32>);

@@ -1,4 +1,4 @@
-// Ten kernels: right against a plain loop on both CPU executors, and proved.
+// Ten kernels: equal to a plain loop on both CPU executors, and proved.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ Array<s32> integers(const char* name, std::vector<std::int64_t> shape, auto valu
   return result;
 }
 
-// Runs a kernel checked and fast, and compares what it leaves with expected(i).
+// Runs a kernel on the checked and the fast executor, and compares its output with expected(i).
 template <class Kernel, class Z, class F, class... Args>
 void expect_right(Grid grid, const Kernel& kernel, Array<Z>& z, F expected, Args&&... args) {
   const Report report = launch(CheckedCpu{}, grid, kernel, args...);
@@ -251,14 +251,14 @@ TEST(TenKernels, SoftmaxWithLengths) {
   });
 }
 
-// Without what they assume they are refuted: so the proofs are not empty.
+// Without their assumptions they are refuted, so the proofs are not vacuous.
 void expect_refuted(Property property, const std::function<void(Prover&)>& setup) {
   const Proof proof = prove(setup);
   EXPECT_EQ(proof.answer(property), Answer::refuted) << text(proof);
 }
 
 TEST(TenKernels, WithoutTheirAssumptions) {
-  expect_refuted(Property::bounds, [](Prover& p) {  // a pitch below the columns
+  expect_refuted(Property::bounds, [](Prover& p) {  // a pitch smaller than the number of columns
     const auto rows = p.size("rows"), columns = p.size("columns"), pitch = p.size("pitch");
     p.launch({cdiv(rows, 16), cdiv(columns, 32)}, ten::Copy2d{}, p.input<f32>("x", {rows, pitch}),
              p.output<f32>("z", {rows, columns}), rows, columns, pitch, c<16>, c<32>);
@@ -267,12 +267,12 @@ TEST(TenKernels, WithoutTheirAssumptions) {
     const auto rows = p.size("rows"), n = p.size("n"), k = p.size("k");
     p.launch({rows}, ten::TopKMask{}, p.input<f32>("x", {rows, n}), p.output<f32>("z", {rows, n}), n, k, c<64>);
   });
-  expect_refuted(Property::bounds, [](Prover& p) {  // a value too many
+  expect_refuted(Property::bounds, [](Prover& p) {  // one value too many
     const auto n = p.size("n"), bins = p.size("bins", 1);
     p.launch({cdiv(n, 32)}, ten::Histogram{}, p.input<s32>("x", {n}, 0, bins + 1), p.input<s32>("bins", {bins}), n,
              c<32>);
   });
-  expect_refuted(Property::bounds, [](Prover& p) {  // offsets beyond the end
+  expect_refuted(Property::bounds, [](Prover& p) {  // offsets past the end
     const auto n = p.size("n"), segments = p.size("segments"), longest = p.size("longest");
     p.launch({cdiv(segments, 4)}, ten::SegmentedSum{}, p.input<f32>("x", {n}),
              p.input<s32>("offsets", {segments + 1}, 0, n + 2), p.output<f32>("z", {segments}), segments, longest, c<4>,
@@ -282,7 +282,7 @@ TEST(TenKernels, WithoutTheirAssumptions) {
     const auto n = p.size("n");
     p.launch({cdiv(n, 32)}, ten::Int4Unpack{}, p.input<u8>("packed", {n / 2}), p.output<s8>("z", {n}), n, c<32>);
   });
-  expect_refuted(Property::bounds, [](Prover& p) {  // a length beyond the columns
+  expect_refuted(Property::bounds, [](Prover& p) {  // a length greater than the number of columns
     const auto rows = p.size("rows"), columns = p.size("columns");
     p.launch({cdiv(rows, 2)}, ten::SoftmaxWithLengths{}, p.input<f32>("x", {rows, columns}),
              p.input<s32>("lengths", {rows}, 0, columns + 2), p.output<f32>("z", {rows, columns}), rows, columns, c<2>,

@@ -1,5 +1,5 @@
-// Proofs: the solutions of the puzzles are proved, wrong kernels are refuted by a counterexample that the checked
-// executor confirms, and what the prover cannot follow is not decided.
+// Proofs: the puzzles' solutions are proved, wrong kernels are refuted by a counterexample that the checked
+// executor confirms, and what the prover cannot follow stays undecided.
 #include <gtest/gtest.h>
 
 #include "puzzles/elementwise.h"
@@ -41,7 +41,7 @@ TEST(Prove, SolutionsOfThePuzzles) {
 
 void expect_refuted(const Proof& proof, Property property, const char* kernel) {
   EXPECT_EQ(proof.answer(property), Answer::refuted) << kernel << "\n" << text(proof);
-  EXPECT_LT(proof.seconds, 11) << kernel;  // a limit of 10, and the question under way
+  EXPECT_LT(proof.seconds, 11) << kernel;  // a limit of 10, and the query in progress
   for (const Claim& claim : proof.claims) {
     if (claim.answer != Answer::refuted) continue;
     EXPECT_TRUE(claim.confirmed && claim.report) << kernel << "\n" << text(proof);
@@ -135,7 +135,7 @@ struct Copy {
   }
 };
 
-struct LeavesAnOffset {  // to the next iteration, under a condition
+struct LeavesAnOffset {  // for the next iteration, under a condition
   void operator()(auto& t, auto z, auto n) const {
     SymbolicInt offset = 0;
     for (auto k : range(n)) {

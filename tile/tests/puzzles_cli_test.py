@@ -1,4 +1,4 @@
-"""octile puzzles: what list, run, new and check say, and that the files new writes compile, are judged, and can be solved.
+"""octile puzzles: the output of list, run, new and check; and the files that new writes compile, are judged and can be solved.
 
 The environment variable OCTILE_COMMAND names the command; without it the test is skipped (status 77).
 """
@@ -65,7 +65,7 @@ class Puzzles(unittest.TestCase):
         for kernel in wrong:
             self.assertFalse(kernel["right"])
             first = kernel["problems"][0]
-            if first["problem"] == "not written":  # by no line
+            if first["problem"] == "not written":  # at no line
                 self.assertIn(kernel["kernel"], ("SwappedPrograms", "ConvolutionBut.at_most_24_columns"))
                 continue
             lines = pathlib.Path(first["file"]).read_text().splitlines()
@@ -99,7 +99,7 @@ class Puzzles(unittest.TestCase):
     def test_what_cannot_be_written(self):
         with tempfile.TemporaryDirectory() as directory:
             (pathlib.Path(directory) / "file").write_text("")
-            for path in ("no/such/folder/a.cpp", "file/a.cpp"):  # the second for root too, who may write to any folder
+            for path in ("no/such/folder/a.cpp", "file/a.cpp"):  # the second also fails for root, who may write to any folder
                 self.refused("cannot write " + path, "new", "2", path, status=1, cwd=directory)
             done = octile("run", "2", "--report", "no/such/page.html", status=1, cwd=directory)
             self.assertIn("no/such/page.html", done.stderr)
@@ -171,7 +171,7 @@ class Solving(unittest.TestCase):
         file, command = self.new("2")
         starter, folder = file.read_text(), file.parent
         file.write_text(starter.replace("    // Your kernel.", SOLUTION.format(load_mask=", i < n0")))
-        done = self.run_command(command)  # by hand
+        done = self.run_command(command)  # run by hand
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("2 masked_add: right at 10 sizes, 9 of them hidden", done.stdout)
         done = self.run_command("./masked_add --nonsense")
@@ -183,7 +183,7 @@ class Solving(unittest.TestCase):
         self.assertIn("right at 1 size;", self.run_command("./masked_add --stated --report 'by hand.html'").stdout)
         self.assertIn("./masked_add --report 'by hand.html'", html.unescape((folder / "by hand.html").read_text()))
 
-        # A file that is no option of anybody's. It has two kernels, and nothing in them.
+        # A file that is no command's option. It has two empty kernels.
         odd = folder / "-my @first try.cpp"
         odd.write_text(self.new("quantize_global")[0].read_text())
         said = octile("check", "--report=-page.html", "--", odd.name, status=1, cwd=folder).stdout
@@ -221,7 +221,7 @@ class Solving(unittest.TestCase):
         self.assertRegex(several, r"outer_add\.cpp:\d+:\d+: expected")
 
     def test_all_starters_compile(self):
-        """As one file, each in a namespace of its own."""
+        """As one file, each in its own namespace."""
         merged, command = "", ""
         for number in range(1, 19):
             file, command = self.new(str(number))
@@ -236,7 +236,7 @@ class Solving(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def compiler(self, body, status=0):
-        """A command that takes the place of the compiler: `body` is Python, with the words of its command line in `words`."""
+        """A command that replaces the compiler: `body` is Python, with the words of its command line in `words`."""
         path = pathlib.Path(self.directory.name) / "compiler.py"
         path.write_text(f"import os, stat, sys\nwords = sys.argv[1:]\n{body}\nsys.exit({status})\n")
         return f"{sys.executable} {path}"
@@ -264,7 +264,7 @@ class Solving(unittest.TestCase):
         self.assertEqual(said.splitlines()[1:], says)
 
     def solution(self):
-        """masked_add.cpp, whose kernel does what the environment variable MODE says, and a compiler that hands out its program."""
+        """masked_add.cpp, whose kernel does what the environment variable MODE says, and a compiler that returns its program."""
         file, command = self.new("2")
         head = "#include <cstdlib>\n#include <fstream>\n#include <stdexcept>\n#include <string>\n#include <unistd.h>\n"
         head += "[[gnu::noinline]] inline int deep() { volatile char large[80'000'000]; large[0] = 1; return large[0]; }\n"
@@ -305,7 +305,7 @@ class Solving(unittest.TestCase):
         return file, self.compiler(f"import shutil\nshutil.copy({str(program)!r}, words[words.index('-o') + 1])")
 
     def start(self, file, compiler, mode, *arguments):
-        """octile puzzles check, with a folder of its own for temporary ones."""
+        """octile puzzles check, with its own folder for temporary ones."""
         temporary = pathlib.Path(self.directory.name) / "temporary"
         temporary.mkdir(exist_ok=True)
         environment = os.environ | {"CXX": compiler, "MODE": mode, "TMPDIR": str(temporary)}
@@ -313,7 +313,7 @@ class Solving(unittest.TestCase):
                                 env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def end(self, process):
-        """What it says, when nothing is left of it."""
+        """What it prints, once nothing of it is left."""
         said, complaint = process.communicate(timeout=60)
         self.assertEqual(os.listdir(pathlib.Path(self.directory.name) / "temporary"), [])
         return process.returncode, said, complaint
