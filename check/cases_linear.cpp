@@ -286,7 +286,7 @@ class LinearCases {
     if (d.gather || d.slots > 0) d.tokens = kTokens.size();
     for (std::int64_t r = 0; d.gather && r < c.rows; ++r) c.token.push_back(turn_.pick(kTokens));
     for (std::int64_t i = 0; i < d.slots * d.tokens; ++i) {
-      // Some are no row, or nobody's.
+      // Some are not rows, or belong to no expert.
       c.place.push_back(turn_.one_in(5) ? -1 : static_cast<std::int32_t>((i * 5 + 2) % (c.rows + 2)));
     }
     cases_.emplace_back(c);

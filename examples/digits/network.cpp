@@ -83,7 +83,7 @@ class FloatNetwork : public Network {
       for (std::int64_t row = 0; row < m; ++row) {
         for (std::int64_t n = 0; n < layer.out; ++n) gradient.bias[n] += dy_[row * layer.out + n];
       }
-      if (l == 0) break;  // nobody asks for the gradient of the images
+      if (l == 0) break;  // the images need no gradient
       blas().sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, in, out, 1.0f, dy_.data(), out, layer.weight.data(),
                    in, 0.0f, dx_.data(), in);
       // What ReLU let through is positive in its output, which is this layer's input.

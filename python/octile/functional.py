@@ -180,7 +180,7 @@ def _multiply(xq, xs, wq, ws, b, dtype, leading):
     """y (*leading, N) in `dtype`."""
     y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype)
     if len(leading) != 1:
-        # Not a view for autograd, which would refuse to change it in place: y is nobody else's.
+        # Not a view for autograd, which would refuse to change it in place; nothing else refers to y.
         y = torch.ops.aten._unsafe_view(y, (*leading, wq.shape[0]))
     return y
 

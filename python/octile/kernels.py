@@ -1,4 +1,4 @@
-"""Which kernels a layer's calls would use: plans that nobody runs."""
+"""Which kernels a layer's calls would use, from plans that are not run."""
 
 import functools
 
@@ -9,7 +9,7 @@ from . import _c, _plans
 
 @functools.lru_cache(maxsize=1024)
 def _plan_text(what, kind, device_type, device_index, fields):
-    """`what` ("sku" or "explain") of a plan that nobody runs."""
+    """`what` ("sku" or "explain") of a plan that is not run."""
     device = _c.Device(_c.CPU if device_type == "cpu" else _c.CUDA, device_index)
     return getattr(_plans.library().plan(kind, device=device, **dict(fields)), what)
 

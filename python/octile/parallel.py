@@ -104,7 +104,7 @@ def _scaled(acc, x_scale, w_scale, b, dtype):
 
 
 def _shaped(rows, lead):
-    """(..., N) of (M, N), which nobody else has: no view for autograd."""
+    """(M, N) -> (..., N). Nothing else refers to it, so it is not a view for autograd."""
     return torch.ops.aten._unsafe_view(rows, (*lead, rows.shape[1]))
 
 

@@ -62,7 +62,7 @@ inline int threads_of_groups(int threads) {
 
 inline constexpr std::int64_t kPartBytes = 1 << 16;  // of rows that a thread moves or clears at a time
 
-// Nobody's rows of y become 0.
+// Rows of y without an expert become 0.
 inline void clear_rest(const ConstTensor& offsets, const Tensor& y, int threads) {
   const std::int64_t begin = load_integer(offsets, 0), end = load_integer(offsets, offsets.rows() - 1);
   const std::int64_t row_bytes = y.cols() * bits(y.dtype) / 8;

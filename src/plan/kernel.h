@@ -293,7 +293,7 @@ struct SlotOperands {
   Tensor y = {};                   // (tokens, n)
 };
 void prepare_sum_slots(DType y);
-// Nobody's rows of y become 0.
+// Rows of y without an expert become 0.
 void prepare_clear_rest();
 void clear_rest(const ConstTensor& offsets, const Tensor& y, Stream stream);
 void sum_slots(const SlotOperands& operands, Stream stream);

@@ -740,7 +740,7 @@ bool Proving::covered(int tensor, int up_to_launch) {
     }
   }
   for (std::size_t g = 0; g < all.size(); ++g) {
-    // An element that nobody writes, by where the program, iteration and lane that should write it would be.
+    // An element that is never written, described by the program, iteration and lane that should write it.
     Formula some_way(false);
     for (const Path& path : paths_) some_way = some_way | symbolic::all_of(path.conditions);
     Facts facts{some_way};

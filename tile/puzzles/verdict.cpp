@@ -90,7 +90,7 @@ std::string text(const Facts& facts, const Outcome& wrong) {
     }
     const std::string how_many = std::to_string(m.count) + " of " + std::to_string(m.size) + " are wrong";
     if (!m.written) {
-      result += "  " + m.tensor + ": " + how_many + "; first: nobody wrote " + element + "\n";
+      result += "  " + m.tensor + ": " + how_many + "; first: " + element + " was never written\n";
       continue;
     }
     result += "  " + (site != nullptr ? place(*site) + ": " : std::string()) + m.tensor + ": " + how_many +

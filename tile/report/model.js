@@ -159,7 +159,7 @@ function mapsOf(tensor) {
     first: new Uint32Array(n),
     writer: new Int32Array(n),
     reader: new Int32Array(n),         // the last record that did so, from 1
-    unwritten: new Uint8Array(n),      // nobody wrote it before the launch, nor has since
+    unwritten: new Uint8Array(n),      // not written before the launch, nor since
     uninitialized: new Uint8Array(n),  // read in that state
     outside: new Map(),                // index out of bounds: lanes that used it
   };

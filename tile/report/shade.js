@@ -114,7 +114,7 @@ function valueShader(picture, maps, empty, blank) {
   };
 }
 
-// Uninitialized reads (2) or elements that nobody wrote (1).
+// Uninitialized reads (2) or elements that were never written (1).
 function hatch(g, [x, y, w, h], kind) {
   g.save();
   g.beginPath();

@@ -187,7 +187,7 @@ class Solving(unittest.TestCase):
         odd = folder / "-my @first try.cpp"
         odd.write_text(self.new("quantize_global")[0].read_text())
         said = octile("check", "--report=-page.html", "--", odd.name, status=1, cwd=folder).stdout
-        self.assertIn("nobody wrote scale[0] of 1", said)
+        self.assertIn("scale[0] of 1 was never written", said)
         page = html.unescape((folder / "-page.html").read_text())
         self.assertIn("MyKernel", page)
         self.assertIn(" puzzles check './-my @first try.cpp' --report ./-page.html", page)

@@ -152,7 +152,7 @@ TEST(Puzzles, NothingWritten) {
             {[](const Case& a_case) { return checked<MaskedAdd>(a_case, Empty{}); },
              [](const Case& a_case, int threads) { return fast<MaskedAdd>(a_case, threads, Empty{}); }});
   EXPECT_EQ(text(MaskedAdd::facts(), verdict),
-            "2 masked_add: wrong, at n0 = 200\n  z: 200 of 200 are wrong; first: nobody wrote z[0] of 200\n");
+            "2 masked_add: wrong, at n0 = 200\n  z: 200 of 200 are wrong; first: z[0] of 200 was never written\n");
 }
 
 struct WritesItsInput {

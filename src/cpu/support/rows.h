@@ -173,7 +173,7 @@ inline int useful_threads(int threads, double units) {
   return static_cast<int>(std::clamp(units / kWorthAThread, 1.0, static_cast<double>(max)));
 }
 
-// Calls body(worker, take) on workers 0 .. threads - 1 at most. take() gives each of them a part that nobody else has,
+// Calls body(worker, take) on workers 0 .. threads - 1 at most. take() gives each of them a part that no other has,
 // until it gives `parts`. What a worker keeps from part to part it keeps in its own call.
 template <class Body>
 void share(int threads, std::int64_t parts, const Body& body) {

@@ -134,8 +134,8 @@ __device__ void multiply_terms(const Tiling& t, int2 first, std::uint32_t ring, 
     }
     commit_copies();
   };
-  // The oldest stage under way has arrived as far as this warp copies it; the barrier then makes that true of all
-  // warps, and that nobody reads the stage before it any more.
+  // This warp's part of the oldest stage in flight has arrived. The barrier then ensures that all warps' parts have,
+  // and that no warp still reads the previous stage.
   const auto arrive = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, std::uint32_t stage) {
     wait_for_copies<Tile::kStages - 2>();
     if constexpr (Tile::kShifts && kFilling == Filling::any) {

@@ -104,7 +104,7 @@ struct SplitPlace {
 };
 
 // Adds the sums of a task's parts, in order, in the block of the first part, through `room` in shared memory, which
-// nobody fills any more. All threads of the consumers, count sums each, of the same task in the whole cluster.
+// no copy fills any more. All threads of the consumers, count sums each, of the same task in the whole cluster.
 // barrier: of the consumers.
 template <int barrier, int count, class Place>
 __device__ void add_parts(float (&sums)[count], const SplitTask& task, const Place& place, std::uint32_t room) {

@@ -244,7 +244,7 @@ struct Consumer {
     }
   }
 
-  // 64 rows of y. Those that are not this expert's are another's, or nobody's.
+  // 64 rows of y. Those that are not this expert's are another's, or no expert's.
   __device__ void store(const int (&sums)[T::cols / 2], const Place& place, int block, const float (&scales)[2],
                         const CUtensorMap& map) const {
     using Store = typename Shared<T, Y>::Store;

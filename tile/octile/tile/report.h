@@ -21,7 +21,7 @@ enum class Problem : std::uint8_t {
   out_of_bounds,    // an index below 0 or past the tensor's end
   undefined_value,  // stores a lane that a masked load without `other` left undefined, or that was computed from one
   undefined_index,  // uses such a lane as an index or a mask
-  uninitialized,    // reads memory that nobody has written
+  uninitialized,    // reads memory that was never written
   race,             // several programs use an element, one of them writes it, and not all do so by atomics
   same_address,     // two lanes of one store write to one element
   unordered,        // a program uses an element twice, one of the two stores, and no barrier says which comes first
