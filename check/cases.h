@@ -57,7 +57,7 @@ struct CaseBase {
 struct QuantizerCase : CaseBase {
   Operation operation = Operation::quantize;  // one of the first six, or prologue_quantize
   QuantizeDescription description;
-  bool scale_out = true;  // quantize with given scales: `scale` is asked for too
+  bool scale_out = true;  // quantize with given scales: whether `scale` is an output too
 };
 
 struct LinearCase : CaseBase {

@@ -45,7 +45,7 @@ class Gpu {
   double read_rate() const;  // read
   double copy_rate() const;  // read and written, added
   // Operations per second of s8 products summed in s32, at the GPU's highest clock: as specified, not measured. 0 where
-  // we do not know this GPU's rate.
+  // this GPU's rate is not known.
   double int8_rate(std::string& how) const;
 
  private:

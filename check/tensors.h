@@ -121,7 +121,7 @@ class Tensors {
 inline constexpr std::byte kCanary{0xcb};
 bool all_canaries(std::span<const std::byte> bytes);
 
-// Scratch for a plan: of the very size it asked for, aligned to nothing, with canaries on both sides.
+// Scratch for a plan: of exactly the size it asked for, unaligned, with canaries on both sides.
 class GuardedWorkspace {
  public:
   static constexpr std::size_t kGuard = 65;

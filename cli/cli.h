@@ -16,7 +16,7 @@ void add_puzzles(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_compare(CLI::App& app);
-void add_manual(CLI::App& app);  // the last: it tells of the others
+void add_manual(CLI::App& app);  // must come last: it describes the others
 
 // Formats --help with the examples before the options.
 std::shared_ptr<CLI::FormatterBase> examples_first();

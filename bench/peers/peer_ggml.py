@@ -60,7 +60,7 @@ class Ggml:
         return function(*arguments).decode()
 
     def quantized(self, p, kind):
-        """The weight in ggml's blocks. Q8_0 and Q4_0 take our levels as they are, Q4_K is rounded anew."""
+        """The weight in ggml's blocks. Q8_0 and Q4_0 take our levels as they are; for Q4_K they are rounded again."""
         if kind == Q8_0:
             blocks = np.zeros((p.n, p.k // BLOCK), [("scale", "<f2"), ("levels", "i1", BLOCK)])
             blocks["scale"], blocks["levels"] = p.w_scale[:, None], p.w.reshape(p.n, -1, BLOCK)

@@ -77,7 +77,7 @@ def folder_of_problem(shape):
 
 
 def full_range(rng, shape, low):
-    """A row of the lowest and a row of the highest but for one value, and random ones, whose blocks of K have both ends."""
+    """A row of the lowest and a row of the highest except for one value, and random ones, whose blocks of K have both ends."""
     rows, k = shape
     high = 127
     values = rng.integers(low, high, (rows, k), endpoint=True, dtype=np.int8)

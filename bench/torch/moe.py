@@ -157,7 +157,7 @@ def marlin_weight(q):
 
 
 class Marlin:
-    """Rows lie in the order of tokens and their slots."""
+    """Rows are in the order of tokens and their slots."""
 
     TYPE = 1 << 50 | 4 << 8 | 8 << 17  # vLLM's number of 4 bits, less 8
 
@@ -192,7 +192,7 @@ class Marlin:
 
 
 class Humming:
-    """Rows lie in the order of tokens and their slots; its weights are quantized anew from ours."""
+    """Rows are in the order of tokens and their slots; its weights are quantized separately, from ours."""
 
     CONFIGS = {"w8a8": ("int8", 0, "int8"), "w4a8": ("int4", GROUP, "int8"), "w4a16": ("int4", GROUP, None)}
 
@@ -259,7 +259,7 @@ class Layer:
             self.w4 = self.packed()
 
     def packed(self):
-        """The packed weights, made where they lie: docs/reference/packed-weights.md. Nibbles of a normal distribution."""
+        """The packed weights, made in place: docs/reference/packed-weights.md. Nibbles of a normal distribution."""
         values, scales = self.n * self.k // 2, self.n * self.k // GROUP * 4
         size = -(-(-(-values // 64) * 64 + scales) // 64) * 64
         w = torch.empty(self.experts, size, dtype=torch.uint8, device="cuda")

@@ -27,7 +27,7 @@ constexpr std::array<Shape, 3> kUnpacked = {{{1, 4096, 4096}, {128, 1024, 4096},
 constexpr std::array<Shape, 3> kW4 = {{{1, 4096, 4096}, {16, 4096, 4096}, {512, 4096, 4096}}};
 constexpr std::array<Shape, 1> kTraining = {{{512, 768, 3072}}};
 constexpr std::array<Shape, 1> kMatrix = {{{4096, 4096, 4096}}};
-// On a GPU: squares and feed-forward blocks of large batches, then what serving asks for.
+// On a GPU: squares and feed-forward blocks of large batches, then typical serving shapes.
 constexpr std::array<Shape, 10> kGpuForward = {{{4096, 4096, 4096},
                                                 {8192, 8192, 8192},
                                                 {4096, 4096, 14336},

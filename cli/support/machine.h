@@ -20,7 +20,7 @@ struct Cache {
 struct Machine {
   std::string cpu;
   int threads = 1;            // that this process may use
-  std::vector<Isa> isas;      // all that are asked for, in the order in which they came
+  std::vector<Isa> isas;      // all that were requested, in order
   std::vector<Cache> caches;  // as the first core sees them; empty where the system does not tell
 
   std::int64_t last_cache_bytes() const;  // 0 if not known

@@ -1,6 +1,6 @@
 // The demo's experiment: the same network trained three ways, and the one trained in f32 quantized afterwards.
 //
-// For each seed the digits are dealt into kFolds parts, anew. Each part is tested on by a network that was trained on
+// For each seed the digits are split into kFolds parts again. Each part is tested on by a network that was trained on
 // the others, so that every image is tested on once per seed by a network that never saw it. The three ways start from
 // the same weights and see the same minibatches in the same order. What is tested is the network after the last step.
 #pragma once

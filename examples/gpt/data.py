@@ -1,4 +1,4 @@
-"""Text for a byte-level model: what lies on the machine, in an order that depends on the files alone."""
+"""Text for a byte-level model: files of this machine, in an order that depends only on the files."""
 
 import dataclasses
 import hashlib
@@ -39,7 +39,7 @@ def installed() -> list[pathlib.Path]:
 
 
 def files(places: list[pathlib.Path], endings: set[str]) -> Iterator[tuple[str, pathlib.Path]]:
-    """Pairs of a name, relative to its place, and a path. A place that lies within another adds nothing of its own."""
+    """Pairs of a name, relative to its place, and a path. A place inside another adds nothing."""
     seen = set()
     for place in places:
         if place.is_file():

@@ -6,7 +6,7 @@
 //   - A function that returns Status gives 0, or another number when it failed. Then it has written nothing. It lets
 //     no exception out; `check` alone is there to throw.
 //   - A TensorHandle is either owned, and has to be given to delete_tensor once, or borrowed.
-//   - Element types, device types and layouts are numbers that only the functions below know.
+//   - Element types, device types and layouts are numbers that only the functions below interpret.
 //
 // How torch calls a kernel: it passes a stack of max(inputs, outputs) values, one for each argument of the schema,
 // and takes back one for each result.

@@ -43,7 +43,7 @@ def _device(of):
 
 
 def readable(t):
-    """t (R, C), or a copy of it whose rows a plan can read. Rows may lie apart, or all be the same one."""
+    """t (R, C), or a copy of it whose rows a plan can read. Rows may be padded, or all be the same one."""
     rows, columns = t.shape
     row, column = t.stride()
     if (column == 1 or columns <= 1) and (row >= columns or row == 0 or rows <= 1):

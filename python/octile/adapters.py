@@ -48,7 +48,7 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
 @functools.cache
 def install():
-    """Once. Each quantized layer asks for it as it is made, copied or unpickled."""
+    """Runs once. Each quantized layer calls it when it is created, copied or unpickled."""
     module = sys.modules.get(_MODULE)
     if module is None:
         sys.meta_path.insert(0, _OnImport())
@@ -207,7 +207,7 @@ def _lora_linear():
                 return weight, base.bias + (self.lora_B[name].bias * self.scaling[name]).to(base.bias)
 
         def unmerge(self):
-            """Puts back the integers from before the first merge(), or what they stand for into a layer that is float now."""
+            """Restores the integers from before the first merge(), or their values in a layer that is float now."""
             if self._before_merge is None:
                 super().unmerge()
                 return

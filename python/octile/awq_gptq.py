@@ -1,4 +1,4 @@
-"""Checkpoints of AWQ and GPTQ with 4 bits, in the terms of compressed-tensors: the same levels, laid out anew.
+"""Checkpoints of AWQ and GPTQ with 4 bits, converted to compressed-tensors' terms: the same levels in another layout.
 
 AWQ    qweight int32 (IN, OUT / 8), qzeros int32 (IN / group, OUT / 8), scales (IN / group, OUT)
 GPTQ   qweight int32 (IN / 8, OUT), qzeros and scales alike, g_idx int32 (IN)

@@ -30,7 +30,7 @@ def _sizes(**given):
 
 
 def _dense(name, t, *shape, dtype=None):
-    """t as a dense tensor of this shape, which lies where t begins."""
+    """t as a dense tensor of this shape, at t's address."""
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"octile: {name} is a {type(t).__name__}, not a tensor")
     if t.device.type not in ("cpu", "cuda"):
@@ -239,7 +239,7 @@ def _needed(ctx):
 
 
 class _Positional(torch.autograd.Function):
-    """CustomLinearFunction as PyTorch's own apply, which knows no keywords, and torch.compile take it."""
+    """CustomLinearFunction for PyTorch's own apply, which takes no keywords, and for torch.compile."""
 
     @staticmethod
     def forward(ctx, x, w, b, per_channel):

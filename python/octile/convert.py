@@ -468,7 +468,7 @@ def _bytes(module):
     return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
 
 
-# Of a layer, what whoever else uses it has put there.
+# Attributes of a module that hold hooks, which other code may have set.
 _HOOKS = [name for name in nn.Module().__dict__ if "hook" in name]
 
 

@@ -137,7 +137,7 @@ def _of_tokens(dx, offsets, place, exchange):
 
 
 def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_features):
-    """dX (rows, IN), with a product, and dB (experts, OUT), if it is asked for."""
+    """dX (rows, IN), with a product, and dB (experts, OUT), if needed."""
     if product == _c.INT8:
         weight = functional._levels(weight, zero_point, in_features)
     block = functional.GRADIENT_BLOCK if product == _c.INT8 else 0

@@ -384,7 +384,7 @@ def _is_per_channel(weight, scale):
 
 
 def _dx_and_db(dy, weight, scale, product, db):
-    """dX (M, K), with a product, and dB (N), if it is asked for, of dY (M, N)."""
+    """dX (M, K), with a product, and dB (N), if needed, from dY (M, N)."""
     block = GRADIENT_BLOCK if product == _c.INT8 else 0
     words = _c.OUT_IN, False, dy.dtype, _c.OUT_IN, _c.NEAREST, 0, block
     dx, _, db = _linear_backward(dy, weight, scale, None, None, product, _c.NO_PRODUCT, db, *words)

@@ -193,7 +193,7 @@ class _Inference(nn.Module):
         return tuple(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))
 
     def _unpacked_weight(self):
-        """plain_weight() of a packed layer, unpacked once: eager code keeps it until something makes the layer anew."""
+        """plain_weight() of a packed layer, unpacked once: eager code keeps it until the weight changes."""
         packed = self._buffers["packed_weight"]
         if torch.compiler.is_compiling():
             return self.plain_weight() if self._unpacked is None else self._unpacked[1]
@@ -643,7 +643,7 @@ IN_WORDS = {(8, False): W8A16Linear, (4, False): W4A16Linear, (4, True): W4A8Lin
 
 
 def _meet_others():
-    """Lets Transformers save such layers, and PEFT adapt them. Each layer asks for it as it is made, copied or unpickled."""
+    """Lets Transformers save such layers, and PEFT adapt them. Each layer calls it when it is created, copied or unpickled."""
     save_pretrained.install()
     adapters.install()
 

@@ -130,7 +130,7 @@ class Joined:
         )
 
     def follow(self):
-        """After something has made buffers of a part anew."""
+        """Adapts to buffers of a part that were replaced."""
         self.held, self.unshared = None, False
         if self.layer is not None and self._whole():
             if not self._own_biases():
@@ -143,7 +143,7 @@ class Joined:
             self.build()
 
     def output(self, index, x):
-        """What part `index` makes of x: its part of a product for all, which the first of them asks for."""
+        """Part `index`'s output for x: its columns of one product for all parts, which the first caller runs."""
         part, like = self.parts[index], x.like if type(x) is QuantizedInput else x
         if not isinstance(like, torch.Tensor):
             check_input(x, part.in_features)  # raises

@@ -11,7 +11,7 @@ import sys
 
 
 def install():
-    """Where Transformers is loaded. Each quantized layer asks for it as it is made, copied or unpickled."""
+    """If Transformers is loaded. Each quantized layer calls it when it is created, copied or unpickled."""
     transformers = sys.modules.get("transformers.modeling_utils")
     kind = getattr(transformers, "PreTrainedModel", None)  # None: it is just being imported
     if kind is None or hasattr(kind.save_pretrained, "octile"):

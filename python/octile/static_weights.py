@@ -39,7 +39,7 @@ class StaticWeight:
             _alive.add(self)
 
     def build(self, layer):
-        """Makes the buffers anew."""
+        """Fills the buffers again."""
         w, o = layer.weight, layer._options
         for name, value in zip(BUFFERS, _quantized(w, o), strict=True):
             layer.register_buffer(name, value, persistent=False)
@@ -50,7 +50,7 @@ class StaticWeight:
         self._weight, self._state, self._doubted = w, _state(w, o), False
 
     def doubt(self, w=None):
-        """The next eager forward quantizes anew. w: the weight that the layer was given, if it was."""
+        """The next eager forward quantizes again. w: the weight that the layer was given, if any."""
         self._weight, self._doubted = self._weight if w is None else w, True
 
     def weight(self):

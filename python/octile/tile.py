@@ -482,7 +482,7 @@ def _object(file, command, include, kernel):
 
 @functools.cache
 def _processor():
-    """What -march=native stands for: a cache may be shared by machines."""
+    """What -march=native means here: machines may share a cache."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

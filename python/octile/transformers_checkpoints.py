@@ -92,7 +92,7 @@ class CheckpointQuantizer(Quantizer):
                 continue
             if renamed not in modules:
                 if ".experts." not in name:
-                    continue  # of another head, say: Transformers tells of its tensors
+                    continue  # for example of another head: Transformers reports its tensors
                 raise ValueError(
                     f"octile: {where} is one of several experts, which the model holds in another way than one tensor of "
                     "all of them"
@@ -187,7 +187,7 @@ class _Load(ConversionOps):
     """
 
     def __init__(self, quantizer, keys):
-        self.hf_quantizer = quantizer  # by this name Transformers knows that it must not cast them
+        self.hf_quantizer = quantizer  # this attribute tells Transformers not to cast them
         self._keys = keys
 
     def __deepcopy__(self, memo):

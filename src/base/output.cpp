@@ -128,7 +128,7 @@ void sync_folder(const fs::path& path) {
   if (folder.number() >= 0) fsync(folder.number());
 }
 
-// 0, or the error. Not every file system knows every flag, nor does every kernel.
+// 0, or the error. Not every file system or kernel supports every flag.
 int rename_with(unsigned flags, const fs::path& from, const fs::path& to) {
 #ifdef __linux__
   return renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;

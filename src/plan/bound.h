@@ -1,4 +1,4 @@
-// How far a product may lie from its exact value before the rounding to y's type: one rule per row of the kernel table,
+// How far a product may be from its exact value before the rounding to y's type: one rule per row of the kernel table,
 // which precision_guarantee() puts into words and `octile check` and the tests evaluate.
 #pragma once
 

@@ -1,5 +1,5 @@
-// From a problem to a row of the kernel table: every row of the task is asked. Of those that can do it, the one that
-// was measured to be the fastest (tuning.h) is chosen, else the cheapest. The answers of the others are kept for
+// From a problem to a row of the kernel table: every row of the task is considered. Of those that support it, the one
+// that was measured to be the fastest (tuning.h) is chosen, else the cheapest. The answers of the others are kept for
 // explain().
 #pragma once
 

@@ -1,4 +1,4 @@
-// The kernel table: all rows, and what is asked of the whole of it.
+// The kernel table: all rows, and queries over all of them.
 #include "plan/kernel.h"
 
 #include <algorithm>

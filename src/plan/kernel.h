@@ -1,4 +1,4 @@
-// A row of the kernel table: what a kernel is asked, what it is given, and what it says of itself. Every kernel file
+// A row of the kernel table: what a kernel is asked, its arguments, and what it reports about itself. Every kernel file
 // ends with its own row; src/{reference,cpu,cuda}/kernels.cpp list them.
 //
 // A plan is a short list of steps, and each step is one row. Two families of rows exist: quantizers (one matrix, a
@@ -253,7 +253,7 @@ struct Kernel {
   // Whether addresses and strides of these operands suit the kernel; another row of the plan runs where they do not.
   // Null: any do.
   bool (*aligned)(const Problem&, const Operands&) = nullptr;
-  // How far a product may lie from the exact value.
+  // How far a product may be from the exact value.
   Bound bound = Bound::exact;
   // A product that reads b before it waits for the launch before it, where only_a_pending allows that.
   bool reads_b_early = false;

@@ -171,7 +171,7 @@ void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps
   if (&steps == &impl.dx) steps->product.fewer = choose_fewer_rows(steps->product.all, d.kernel);
 }
 
-// Both quantizers and dB as one step, where that is expected to be faster, or was asked for by name.
+// Both quantizers and dB as one step, if that is expected to be faster or was requested by name.
 void select_gradient(LinearBackwardImpl& impl) {
   const LinearBackwardDescription& d = impl.description;
   if (is_blocked(d)) {

@@ -173,7 +173,7 @@ void for_each_segment(const QuantizeProblem& p, const QuantizeOperands& o, const
   const std::int64_t cols = o.x.cols();
   const bool whole_rows = p.granularity == Granularity::tensor || p.granularity == Granularity::row;
   const bool whole_columns = p.granularity == Granularity::tensor || p.granularity == Granularity::column;
-  // Blocks of a gradient's columns: the operands say so, since a problem may have a group that nothing asks for.
+  // Blocks of a gradient's columns: decided by the operands, since a problem may have a group that is not used.
   const bool row_blocks = o.scale.row_group > 1;
   const std::int64_t segment_rows = row_blocks ? o.scale.row_group : whole_columns ? rows : 1;
   const std::int64_t segment_cols = whole_rows ? cols : p.granularity == Granularity::group ? p.group : 1;

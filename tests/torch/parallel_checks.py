@@ -240,7 +240,7 @@ class Orientations(TorchDispatchMode):
 
 
 def written_by_one_rank(meshes, rank):
-    """A weight that one rank alone writes is quantized anew by all, since the ranks' scales are shared; a backward has the
+    """A weight that only one rank writes is quantized again by all, since the ranks' scales are shared; a backward has the
     weight of its forward."""
     from torch.distributed.fsdp import fully_shard
 

@@ -487,7 +487,7 @@ bool SymbolicRange::goes_on() {
     return false;
   }
   walk.enter(passes_, first_.term(), last_.term(), step_.term(), loop_, false);
-  // Made anew, it is no variable that the loop changes.
+  // Created again, it is not a variable that the loop changes.
   std::construct_at(&now_, SymbolicInt(first_.term() + step_.term() * walk.loops.back().iteration));
   ++passes_;
   return true;

@@ -1,4 +1,4 @@
-// Which kernels solve which puzzle, for whoever runs them on another executor.
+// Which kernels solve which puzzle, for code that runs them on another executor.
 #pragma once
 
 #include <tuple>

@@ -78,7 +78,7 @@ Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape, F va
   return result;
 }
 
-// Values of the kind that the case asks for.
+// Values of the case's kind.
 template <class T = f32>
 Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape) {
   const std::int64_t columns = shape.back();
@@ -141,7 +141,7 @@ void expect(Trial& t, const Array<T>& array, F expected) {
   t.outcome.mismatches.push_back(mismatch);
 }
 
-// Adds what the launches' reports know: who wrote a wrong value, and whether an input was written.
+// Adds what the launches' reports show: what wrote a wrong value, and whether an input was written.
 void read_reports(Outcome& outcome);
 
 // Of a program: thousands of times what the largest size needs, and a second's work.

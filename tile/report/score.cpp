@@ -41,7 +41,7 @@ std::vector<const Record*> widest_access(const Report& report, std::size_t site)
   return widest;
 }
 
-// The elements that the first warp asks for at once.
+// The elements that the first warp accesses at once.
 std::set<std::int64_t> first_request(const Report& report, const Site& site, const std::vector<const Record*>& access) {
   std::set<std::int64_t> elements;
   if (access.empty()) return elements;
@@ -84,7 +84,7 @@ std::string vectors(const Site& site, const std::vector<const Record*>& access) 
   return !contiguous || (one_column && access.size() > 1) ? "none: not neighbours" : one_column ? "–" : "all";
 }
 
-// 32-byte sectors in the order of their addresses, the bytes that are asked for filled.
+// 32-byte sectors in address order, with the requested bytes filled.
 std::string request_picture(const std::set<std::int64_t>& elements, const Site& site, int element_bytes) {
   if (elements.empty()) return "–";
   const auto sector_of = [&](std::int64_t element) { return element * element_bytes >> 5; };

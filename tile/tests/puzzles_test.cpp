@@ -108,7 +108,7 @@ TEST(Puzzles, AnotherWayToTheSameResult) {
     const Outcome outcome = checked<Convolution>(a_case, products::ConvolutionByPixel{});
     EXPECT_TRUE(outcome.right() && outcome.clean()) << text(Convolution::facts(), outcome);
   }
-  // Pixel by pixel, a warp asks for single elements of different images.
+  // Pixel by pixel, a warp reads single elements of different images.
   const Case stated = Convolution::facts().cases[0];
   EXPECT_LT(score(checked<Convolution>(stated, products::ConvolutionByPixel{})).sector_use(),
             score(checked<Convolution>(stated, products::Convolution{})).sector_use());

@@ -130,7 +130,7 @@ def set_view(browser, width, scheme, height=900):
 
 
 def settle(browser):
-    """Waits until what was asked for has been drawn."""
+    """Waits until the request has been drawn."""
     browser.execute_async_script(
         "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))")
 

@@ -193,7 +193,7 @@ inline Page matmul() {
   return p;
 }
 
-inline Page matmul_wrong() {  // right but for the last plane
+inline Page matmul_wrong() {  // right except for the last plane
   Page p = matmul();
   p.page.title = "Puzzle 11: the last matrix is wrong";
   std::vector<double>& expected = p.page.tensors[2].expected;

@@ -163,7 +163,7 @@ def on_page_content(html, page, config, files):
 
 
 def on_post_page(output, page, config):
-    """The plugin `offline` asks for a script from another site; ours does the same."""
+    """The plugin `offline` loads a script from another site; ours does the same."""
     own = posixpath.relpath("assets/file-worker.js", posixpath.dirname(page.url) or ".")
     return output.replace("https://unpkg.com/iframe-worker/shim", own)
 

@@ -4,7 +4,7 @@ import statistics
 
 OURS = "Octile"
 KEPT = "W kept"  # of a training step: W was quantized before
-SMALL = 1e11  # operations: below, times are told, else speeds
+SMALL = 1e11  # operations: below this, times are shown, otherwise speeds
 PARTS = {
     "product": "The product",
     "layer": "The whole layer",
@@ -52,7 +52,7 @@ def title(s):
 
 
 def speed(s, microseconds, part="product"):
-    """In the unit in which this shape is told."""
+    """In the unit in which this shape is shown."""
     if part in BYTES:
         return f"{BYTES[part] * s['m'] * s['n'] / microseconds / 1e6:.2f} TB/s"
     if operations(s) < SMALL:

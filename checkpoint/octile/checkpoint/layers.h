@@ -52,7 +52,7 @@ struct Layer {
 struct LeftOut {
   std::string name;  // of the module
   std::string reason;
-  bool linear = false;  // a matrix that may be one: readers of the result are told that it is not quantized
+  bool linear = false;  // a matrix that may be one: the result lists it as not quantized
 };
 
 struct LayerTable {

@@ -71,7 +71,7 @@ struct TileRun {
   std::int64_t row;            // of the part, for `finish`
   std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
   int later_panels;            // this many of them, 1 or 2
-  bool whole;                  // `depth` is all of a panel, behind which the next one lies
+  bool whole;                  // `depth` is a whole panel, and the next one follows it
   bool one_panel;              // at a time, for a row alone
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
   GroupRun group;
@@ -141,7 +141,7 @@ struct PanelKernel {
   // A packed weight of this many bytes or more is more likely in memory than in a cache: a single row then goes through
   // one panel after the other, since one stream reads memory faster than several. 0: never.
   std::int64_t one_panel_bytes = 0;
-  bool finishes = false;                            // knows what `TileRun::finish` means
+  bool finishes = false;                            // supports `TileRun::finish`
   void (*dot)(const DotRun&) = nullptr;             // null: a part packs what it needs of a weight that is not packed
   int dot_rows = 0;                                 // so does one of more rows
   void (*group_dot)(const GroupDotRun&) = nullptr;  // the same for one row, and s4 in groups without zero points

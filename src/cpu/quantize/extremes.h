@@ -25,7 +25,7 @@ OCTILE_INLINE Key<T> magnitude_key(T x) {
   return static_cast<Key<T>>(std::bit_cast<Key<T>>(x) & std::numeric_limits<Key<T>>::max());
 }
 
-// Its own inverse, but for the type.
+// Its own inverse, except for the type.
 template <class T>
 OCTILE_INLINE Key<T> flipped(Key<T> bits) {
   return static_cast<Key<T>>(bits ^ ((bits >> (8 * sizeof(T) - 1)) & std::numeric_limits<Key<T>>::max()));

@@ -324,7 +324,7 @@ void narrow(DType dtype, void* data, std::int64_t i, std::int64_t n, const doubl
     if (static_cast<double*>(data) + i != values) std::copy_n(values, n, static_cast<double*>(data) + i);
     return;
   }
-  // Rounds twice, as the reference's store does; a problem in f64 has f64 outputs, or f32 if the caller asks for it.
+  // Rounds twice, as the reference's store does; a problem in f64 has f64 outputs, or f32 on request.
   float block[256];
   for (std::int64_t done = 0; done < n; done += 256) {
     const std::int64_t count = std::min<std::int64_t>(256, n - done);

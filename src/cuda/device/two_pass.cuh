@@ -70,7 +70,7 @@ struct Place {
   }
 };
 
-// What a block knows while it works on a tile.
+// A block's state while it works on a tile.
 template <class T>
 struct Shared {
   struct Row {

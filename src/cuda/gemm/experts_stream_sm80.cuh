@@ -92,7 +92,7 @@ struct alignas(128) StreamShared {
   StreamTile<Shape> tile[Shape::kTiles];
 };
 
-// All experts' tiles; each thread knows some neighbouring experts. All threads of a block call it alike.
+// All experts' tiles; each thread holds the counts of some neighbouring experts. All threads of a block must call it.
 template <class Shape>
 class StreamTiles {
  public:

@@ -142,7 +142,7 @@ TILE_FUNCTION void wait_for_products() {
   TILE_HOPPER(, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory"));
 #endif
 }
-// The same, of a number that the compiler knows in most kernels.
+// The same, for a number that the compiler knows in most kernels.
 TILE_FUNCTION void wait_for_products(int pending) {
   if (pending >= 2) return wait_for_products<2>();
   if (pending == 1) return wait_for_products<1>();

@@ -74,7 +74,7 @@ TILE_FUNCTION constexpr bool is_box() {
   }
 }
 
-// A box, but for the map: its first column and row, and where that is in the tensor.
+// A box without its map: its first column and row, and its position in the tensor.
 struct Corner {
   s64 column = 0, row = 0, rest = 0;  // rest: what they leave of the index
   bool inside = true;
@@ -422,7 +422,7 @@ TILE_FUNCTION void place_program(int number, const int (&counts)[3], int band, i
   ids[2] = z;
 }
 
-// ---- The thread that asks for the boxes ----
+// ---- The thread that requests the boxes ----
 
 #if defined(__CUDACC__)
 // Returns what the other block of a cluster has to agree with.

@@ -1,4 +1,4 @@
-// Tensors as a kernel sees them. A pointer knows its tensor; pointer + index tile is a tile of pointers.
+// Tensors as a kernel sees them. A pointer refers to its tensor; pointer + index tile is a tile of pointers.
 #pragma once
 
 #include "octile/tile/functions.h"
@@ -10,7 +10,7 @@ struct Pointer {
   using Executor = E;
   using Element = T;  // const for a tensor that is only read
   T* data = nullptr;
-  typename E::Memory memory{};  // what the executor knows of the tensor
+  typename E::Memory memory{};  // the executor's data about the tensor
 };
 
 // Index: an Affine or a Tile of s32 or s64. Offsets are added to a pointer in 64 bits, each within its own type.

@@ -81,7 +81,7 @@ struct SymbolicGrid {
 class Prover {
  public:
   SymbolicInt size(const std::string& name, std::int64_t min = 0);
-  void assume(bool condition);  // else this is no launch that anybody asks about
+  void assume(bool condition);  // otherwise the launch is not considered
 
   // Already written; `low <= element < high` may be said of integers.
   template <class T>

@@ -1,4 +1,4 @@
-// The observers of the checked executor: shadow memory, races, coalescing and records. It knows addresses, not values.
+// The observers of the checked executor: shadow memory, races, coalescing and records. They see addresses, not values.
 #pragma once
 
 #include <array>

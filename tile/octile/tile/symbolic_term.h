@@ -135,7 +135,7 @@ class Space {
   void atoms_of(const Formula& formula, std::vector<bool>& found) const;
 
   // Equal for terms that differ only in the names of symbols that a single program owns; `names` are those met so far.
-  // Functions of which nothing is known are told apart if `functions` has names for them.
+  // Unknown functions are told apart if `functions` has names for them.
   std::string signature(const Term& term, std::map<int, std::string>& names,
                         std::map<std::string, std::string>* functions = nullptr) const;
   std::string signature(const Formula& formula, std::map<int, std::string>& names,

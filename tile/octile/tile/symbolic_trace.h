@@ -48,7 +48,7 @@ struct Lanes {
 
 struct Event {
   bool is_barrier = false;
-  int number = -1;  // equal but for the names of iterations: the same
+  int number = -1;  // equal numbers: the same except for the names of iterations
   Access access = Access::load;
   int launch = 0, tensor = 0, position = 0;
   int since = -1;  // of a pipeline's load: the position of its pipeline, after which no barrier counts

@@ -35,7 +35,7 @@ concept TileLike = requires {
 template <class E, class T, class S>
 struct Running;
 
-// Tiles that one variable may hold: equal types, but for whether they are running.
+// Tiles that one variable may hold: equal types, except for whether they are running.
 template <class A>
 struct ValuesOf {
   using Type = A;
