@@ -21,7 +21,7 @@ bool JsonListener::parse_error(std::size_t position, const std::string&, const n
   return fail(subject(), "JSON that is not read (", printable(error.what()), ")");  // a number beyond every double
 }
 
-bool JsonDocument::fail_twice(const std::string& key) { return fail(quoted(key), " is there twice"); }
+bool JsonDocument::fail_twice(const std::string& key) { return fail(quoted(key), " appears twice"); }
 
 bool JsonDocument::key(string_t& key) {
   Open& object = open_.back();

@@ -199,9 +199,9 @@ class Quantizer {
       if (calibration_->has(layer)) rows = std::min(rows, calibration_->rows(layer));
     }
     if (rows == kFewCalibrationRows) return;
-    report_.warnings.push_back("smoothing rests on " + std::to_string(rows) + " calibration rows, and fewer than " +
+    report_.warnings.push_back("smoothing is based on " + std::to_string(rows) + " calibration rows. With fewer than " +
                                std::to_string(kFewCalibrationRows) +
-                               " are few: unseen inputs exceed the largest values seen more often, and are clamped");
+                               ", unseen inputs exceed the largest values seen more often, and are clamped");
   }
 
   void warn_of_vanished() {
@@ -211,7 +211,7 @@ class Quantizer {
       const std::int64_t all = layer.n * groups_of(options_.weight, layer.k);
       report_.warnings.push_back("\"" + printable(layer.name) + "\": " + std::to_string(layer.vanished) + " of " +
                                  std::to_string(all) + (groups ? " groups" : " rows") +
-                                 " are all zero now and were not: they are too small for the smallest scale, 1e-8");
+                                 " became all zero: their values are too small for the smallest scale, 1e-8");
     }
   }
 

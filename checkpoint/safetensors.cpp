@@ -147,7 +147,7 @@ class HeaderReader : public JsonListener {
                                       : Field::none;
     if (field_ == Field::none) return fail(about(), "the field ", quoted(text), " is unknown");
     const unsigned bit = 1u << static_cast<unsigned>(field_);
-    if (seen_ & bit) return fail(about(), "the field \"", text, "\" is there twice");
+    if (seen_ & bit) return fail(about(), "the field \"", text, "\" appears twice");
     seen_ |= bit;
     return true;
   }
@@ -228,18 +228,18 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 }
 
 SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
-  if (bytes.size() < kLengthBytes) reject(name, ": truncated: ", bytes.size(), " bytes are no safetensors file");
+  if (bytes.size() < kLengthBytes) reject(name, ": truncated: ", bytes.size(), " bytes are not a safetensors file");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   // Checked first, so that a file of another kind is not reported as truncated.
   if (length > kMaxHeaderBytes) {
-    reject(name, ": no safetensors file: its header would have ", length, " bytes, more than ", kMaxHeaderBytes);
+    reject(name, ": not a safetensors file: its header would have ", length, " bytes, more than ", kMaxHeaderBytes);
   }
   if (length > bytes.size() - kLengthBytes) {
     reject(name, ": truncated: the header has ", length, " bytes, the file ", bytes.size());
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
-  if (length == 0 || *text != '{') reject(name, ": no safetensors file: its header does not begin with {");
+  if (length == 0 || *text != '{') reject(name, ": not a safetensors file: its header does not begin with {");
   HeaderReader header;
   header.read({text, length}, name);
 

@@ -102,6 +102,8 @@ def __getattr__(name):
             "see docs/how-to/numpy.md"
         )
     if name == "homework":  # deprecated, as octile/homework.py
-        warnings.warn("octile.homework is octile.compat now; the old name goes with 0.2", DeprecationWarning, 2)
+        warnings.warn(
+            "octile.homework is now octile.compat; the old name will be removed in 0.2", DeprecationWarning, 2
+        )
         return compat
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

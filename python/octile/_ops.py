@@ -188,7 +188,7 @@ def _on_one_device(fake):
         devices = [a.device for a in (*arguments, *more.values()) if isinstance(a, torch.Tensor)]
         if any(device != devices[0] for device in devices):
             named = ", ".join(dict.fromkeys(map(str, devices)))
-            raise RuntimeError(f"octile::{fake.__name__[6:]}: all tensors have to be on one device; here are {named}")
+            raise RuntimeError(f"octile::{fake.__name__[6:]}: all tensors must be on one device; here are {named}")
         return fake(*arguments, **more)
 
     return checked
@@ -201,7 +201,7 @@ _binary = None
 def _wanted():
     wanted = os.environ.get("OCTILE_TORCH_BINDING", "")
     if wanted not in ("", "stable", "ctypes"):
-        raise ImportError(f"octile: OCTILE_TORCH_BINDING is {wanted!r}; stable and ctypes are known")
+        raise ImportError(f"octile: OCTILE_TORCH_BINDING is {wanted!r}, expected stable or ctypes")
     return wanted
 
 

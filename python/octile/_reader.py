@@ -28,11 +28,11 @@ def _ask(what, *paths):
     paths = [os.fsencode(path) for path in paths]
     for path in paths:
         if b"\0" in path:
-            raise ValueError(f"octile: {path!r} is no path: it holds a zero byte")
+            raise ValueError(f"octile: {path!r} is not a path: it contains a zero byte")
     library = _library()
     text = getattr(library, f"octile_reader_{what}")(*paths)
     if not text:
-        raise MemoryError("octile: there is no memory to read a checkpoint")
+        raise MemoryError("octile: out of memory while reading a checkpoint")
     try:
         answer = json.loads(ctypes.string_at(text))
     finally:

@@ -193,7 +193,7 @@ def _lora_linear():
             """The weight with this adapter, and the bias, or None where it stays."""
             variant = getattr(self, "lora_variant", {}).get(name)
             if variant is None and self.use_dora.get(name):
-                raise RuntimeError("octile: this version of PEFT merges DoRA into torch.nn.Linear alone")
+                raise RuntimeError("octile: this version of PEFT merges DoRA only into torch.nn.Linear")
             with torch.no_grad():
                 weight = base._readable()
                 if variant is None:

@@ -1,4 +1,4 @@
-"""Ranks that work together have to be alike: the same version, the same layers, the same options."""
+"""Ranks that work together must match: the same version, the same layers, the same options."""
 
 import hashlib
 import json
@@ -44,4 +44,4 @@ def check(facts, group, device):
                     f"octile: {name} is {here} on rank {ranks[0]} and {there} on rank {rank}; "
                     "see docs/how-to/errors.md#many-gpus"
                 )
-    raise ValueError("octile: ranks name their layers in another order")
+    raise ValueError("octile: ranks name their layers in different orders")

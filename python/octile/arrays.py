@@ -106,7 +106,7 @@ class _New:
         # In front of the values: the structure, then the shape.
         self.address = _libc.aligned_alloc(64, 128 + (64 if gpu else -(-size // 64) * 64))
         if not self.address:
-            raise MemoryError(f"octile: there are no {size} bytes")
+            raise MemoryError(f"octile: cannot allocate {size} bytes")
         self.capsule, self.device, self.shape, self.dtype = None, device, shape, dtype
         managed = _Managed.from_address(self.address)
         sizes = (C.c_int64 * 2).from_address(self.address + C.sizeof(_Managed))
@@ -152,10 +152,10 @@ def _device(name, array):
     except Exception as error:
         raise TypeError(
             f"octile: {name} is a {type(array).__name__}, which cannot be passed on by DLPack ({error}); inside jax.jit, "
-            "call by jax.pure_callback()"
+            "call it through jax.pure_callback()"
         ) from None
     if int(kind) not in _DEVICES:
-        raise TypeError(f"octile: {name} is on a device of DLPack's type {int(kind)}; CPUs and CUDA are known")
+        raise TypeError(f"octile: {name} is on a device of DLPack's type {int(kind)}, expected a CPU or CUDA")
     return _DEVICES[int(kind)], int(index) if _DEVICES[int(kind)] == _c.CUDA else 0
 
 
@@ -297,9 +297,7 @@ def quantize(w, bits=8, group=None):
     channel, or with 4 bits a group of 128.
     """
     if bits not in (8, 4) or group not in (None, 0, 32, 64, 128):
-        raise ValueError(
-            f"octile: bits is {bits!r} and group {group!r}; 8 and 4, and None, 0, 32, 64 and 128 are known"
-        )
+        raise ValueError(f"octile: bits is {bits!r} and group {group!r}, expected 8 or 4, and None, 0, 32, 64 or 128")
     call = _Call("w", w)
     view = _matrix(call, "w", w)
     n, k = view.shape
@@ -350,7 +348,7 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
     """
     for name, value, known in (("layout", layout, _LAYOUTS), ("activation", activation, _ACTIVATIONS)):
         if value not in known:
-            raise ValueError(f"octile: {name} is {value!r}; {' and '.join(map(repr, known))} are known")
+            raise ValueError(f"octile: {name} is {value!r}, expected {' or '.join(map(repr, known))}")
     call = _Call("x", x)
     shape = tuple(x.shape)
     if not shape:

@@ -182,8 +182,8 @@ class Calibration:
         rows = min((self.layers[name].rows for name in names), default=FEW_ROWS)
         if rows < FEW_ROWS:
             warnings.warn(
-                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen inputs "
-                "exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
+                f"octile: smoothing is based on {rows} calibration rows. With fewer than {FEW_ROWS:,}, unseen inputs exceed "
+                "the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
                 stacklevel=5,
             )
 
@@ -279,7 +279,7 @@ def read_safetensors(path):
         with safetensors.safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}
     except safetensors.SafetensorError as error:
-        raise ValueError(f"octile: {path} is no safetensors file: {error}") from None
+        raise ValueError(f"octile: {path} is not a safetensors file: {error}") from None
 
 
 def save_safetensors(tensors, path, metadata=None):
@@ -307,7 +307,7 @@ def replacing(path):
     if os.path.lexists(path):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"octile: cannot write {path}: it is no regular file")
+            raise OSError(f"octile: cannot write {path}: it is not a regular file")
         path, mode = path.resolve(), stat.S_IMODE(status.st_mode) & 0o777
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)

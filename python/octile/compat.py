@@ -62,7 +62,7 @@ def _run(kind, arguments, tensors, **description):
 
 def _float(name, t):
     if not t.is_floating_point() or t.dtype not in _plans.DTYPES:
-        raise TypeError(f"octile: {name} is {t.dtype}; float16, bfloat16, float32 and float64 are known")
+        raise TypeError(f"octile: {name} is {t.dtype}, expected float16, bfloat16, float32 or float64")
     return _plans.DTYPES[t.dtype]
 
 

@@ -153,13 +153,13 @@ class W8A8Static:
         known = self.smoothing is None or self.smoothing == "search"
         number = isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool)
         if not known and not (number and 0 <= self.smoothing <= 1):
-            raise ValueError(f'octile: smoothing is {self.smoothing!r}; None, 0 to 1 and "search" are known')
+            raise ValueError(f'octile: smoothing is {self.smoothing!r}, expected None, 0 to 1 or "search"')
         if not (self.fold in ("auto", None) or isinstance(self.fold, dict)):
-            raise ValueError(f'octile: fold is {self.fold!r}; "auto", None and a dict are known')
+            raise ValueError(f'octile: fold is {self.fold!r}, expected "auto", None or a dict')
         if self.multipliers not in (True, False):
-            raise ValueError(f"octile: multipliers is {self.multipliers!r}; True and False are known")
+            raise ValueError(f"octile: multipliers is {self.multipliers!r}, expected True or False")
         if self.smoothing is not None and self.fold is None and not self.multipliers:
-            raise ValueError("octile: fold=None with multipliers=False smooths nothing: say smoothing=None")
+            raise ValueError("octile: fold=None with multipliers=False smooths nothing: use smoothing=None")
 
     def __repr__(self):
         fold = f", fold={self.fold!r}, multipliers={self.multipliers}" if self.smoothing is not None else ""
@@ -199,7 +199,7 @@ class _ByMethod:
     def __post_init__(self):
         self._format()
         if not isinstance(self.method, str) or self.method not in quantizer.METHODS:
-            raise ValueError(f"octile: method is {self.method!r}; {', '.join(quantizer.METHODS)} are known")
+            raise ValueError(f"octile: method is {self.method!r}, expected one of {', '.join(quantizer.METHODS)}")
         if not isinstance(self.calibration, (Calibration, type(None))):
             raise TypeError(f"octile: calibration is a {type(self.calibration).__name__}, expected octile.Calibration")
         if self.method == "feedback" and self.calibration is None:

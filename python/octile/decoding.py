@@ -314,7 +314,7 @@ class _Step:
         cache = getattr(outputs, _CACHE, None) or cache  # some models make one of their own
         if cache.get_seq_length() != ids.shape[1]:
             raise ValueError(
-                f"octile: Decoding finds no cache of {ids.shape[1]} tokens after {type(model).__name__}'s prompt"
+                f"octile: Decoding found no cache of {ids.shape[1]} tokens after {type(model).__name__}'s prompt"
             )
         self._cache.reset()
         for kept, layer in zip(self._cache.layers, cache.layers, strict=True):
@@ -391,13 +391,15 @@ def _cache(model, needed):
     capacity = min([capacity, *windows])
     if capacity < needed:
         raise ValueError(
-            f"octile: Decoding has no cache for {needed} tokens and a sliding window of {capacity}, whose position Transformers counts "
+            f"octile: Decoding does not support {needed} tokens with a sliding window of {capacity}, whose position Transformers counts "
             "in Python"
         )
     next_position = torch.zeros((), dtype=torch.long, device=model.device)
     for index, layer in enumerate(cache.layers):
         if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
-            raise ValueError(f"octile: Decoding has no {type(layer).__name__}, which {type(model).__name__} keeps")
+            raise ValueError(
+                f"octile: Decoding does not support {type(layer).__name__}, which {type(model).__name__} uses"
+            )
         if not isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
             raise ValueError(f"octile: Decoding cannot follow caches of Transformers {transformers.__version__}")
         cache.layers[index] = _Layer(capacity, next_position)  # a window that nothing leaves is no window
@@ -423,7 +425,7 @@ def _limits(stopping_criteria):
             longest = one.max_length if longest is None else min(longest, one.max_length)
         else:
             raise ValueError(
-                f"octile: Decoding knows no stopping criterion {type(one).__name__}, only lengths and end tokens"
+                f"octile: Decoding stops at lengths and end tokens; it does not support {type(one).__name__}"
             )
     if longest is None:
         raise ValueError("octile: Decoding needs max_new_tokens or max_length")
@@ -436,17 +438,23 @@ def _check(model, ids, longest, processors, config, synced_gpus, words, compile)
     method = config.get_generation_mode()
     reasons = [
         ("inputs_embeds" in words, "Decoding takes input_ids, not inputs_embeds"),
-        (config.num_beams != 1, f"num_beams is {config.num_beams}; Decoding has one"),
-        (method not in _METHODS, f"Decoding has no {method.value}, which the arguments of generate() ask for"),
-        (synced_gpus, "Decoding has no synced_gpus"),
+        (config.num_beams != 1, f"num_beams is {config.num_beams}; Decoding supports only 1"),
+        (
+            method not in _METHODS,
+            f"Decoding does not support {method.value}, which the arguments of generate() ask for",
+        ),
+        (synced_gpus, "Decoding does not support synced_gpus"),
         (model.config.is_encoder_decoder, f"{type(model).__name__} is an encoder-decoder model"),
         (type(cache) is not transformers.StaticCache, 'Decoding needs cache_implementation="static"'),
-        (getattr(cache, "_is_user_defined", False), f"Decoding has caches of its own; {_CACHE} was given"),
-        (config.return_dict_in_generate, "return_dict_in_generate is set; Decoding returns tokens alone"),
+        (getattr(cache, "_is_user_defined", False), f"Decoding uses its own cache; {_CACHE} was given"),
+        (config.return_dict_in_generate, "return_dict_in_generate is set; Decoding returns only tokens"),
     ]
-    reasons += [(getattr(config, name), f"{name} is set; Decoding returns tokens alone") for name in _OUTPUTS]
+    reasons += [(getattr(config, name), f"{name} is set; Decoding returns only tokens") for name in _OUTPUTS]
     reasons += [
-        (not isinstance(one, _PROCESSORS), f"Decoding has no {type(one).__name__}, which may look at earlier tokens")
+        (
+            not isinstance(one, _PROCESSORS),
+            f"Decoding does not support {type(one).__name__}, which may look at earlier tokens",
+        )
         for one in processors
     ]
     rope = getattr(model.config, "rope_parameters", None) or {}
@@ -458,10 +466,10 @@ def _check(model, ids, longest, processors, config, synced_gpus, words, compile)
         reasons.append((True, f"generate() recomputes all states after {original} tokens, and Decoding does not"))
     # Transformers makes its mask from a number on the host, which a graph cannot copy.
     eager = ids.is_cuda and not compile and model.config._attn_implementation == "eager"
-    reasons.append((eager, 'without compile, Decoding has no attention "eager" on a GPU; "sdpa" is faster'))
+    reasons.append((eager, 'without compile, Decoding does not support attention "eager" on a GPU; "sdpa" is faster'))
     positions = words.get("position_ids")
     if positions is not None and positions.shape != ids.shape:
-        reasons.append((True, f"Decoding takes one position a token, not position_ids of {tuple(positions.shape)}"))
+        reasons.append((True, f"Decoding takes one position per token, not position_ids of {tuple(positions.shape)}"))
     reasons += [(name not in known, f"Decoding passes no {name}") for name, value in words.items() if value is not None]
     devices = {weight.device for weight in model.parameters()}
     reasons.append(

@@ -62,7 +62,7 @@ def _choice(name, value, known):
     try:
         return known[value]
     except (KeyError, TypeError):
-        raise ValueError(f"octile: {name} is {value!r}; {' and '.join(map(repr, known))} are known") from None
+        raise ValueError(f"octile: {name} is {value!r}, expected {' or '.join(map(repr, known))}") from None
 
 
 def product(backward):
@@ -149,7 +149,7 @@ def check_input(x, in_features, dtype=None):
             f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"
         ) from None
     if dtype is not None and (x.dtype is torch.float64) != (dtype is torch.float64):
-        raise RuntimeError(f"octile: x is {x.dtype}, the layer {dtype}; float64 goes with float64 alone") from None
+        raise RuntimeError(f"octile: x is {x.dtype}, the layer {dtype}; float64 only goes with float64") from None
 
 
 class QuantizedInput(NamedTuple):

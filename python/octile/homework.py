@@ -6,5 +6,7 @@ import warnings
 from . import compat
 
 # The deprecated name says so.
-warnings.warn("octile.homework is octile.compat now; the old name goes with 0.2", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    "octile.homework is now octile.compat; the old name will be removed in 0.2", DeprecationWarning, stacklevel=2
+)
 sys.modules[__name__] = compat

@@ -159,9 +159,9 @@ class _Inference(nn.Module):
             return self
         device = self._device()
         if self._parallel is not None and self._parallel.exact:
-            raise RuntimeError("octile: a packed layer has no sums of integers, which exact=True adds over ranks")
+            raise RuntimeError("octile: a packed layer has no integer sums, which exact=True adds over ranks")
         if self.weight_scale.dtype is torch.float64:
-            raise RuntimeError("octile: no kernel is meant for packed layers in float64")
+            raise RuntimeError("octile: no kernel reads packed float64 layers")
         plan_text("sku", "linear", device, **self._fields(1) | {"packed_weight": 1})
         with torch.inference_mode(False), torch.no_grad():
             self._buffers["packed_weight"] = self._pack(*self.plain_weight()).to(device)
@@ -231,12 +231,12 @@ class _Inference(nn.Module):
     def _refuse_split(self):
         if self._parallel is not None:
             raise ValueError(
-                "octile: a layer that is split over ranks takes no new weight, whose scales they may share"
+                "octile: a layer that is split over ranks cannot take a new weight: the ranks may share its scales"
             )
 
     def _refuse_packed_as_one(self):
         if self._buffers["packed_weight"] is not None and self._joined is not None:
-            raise RuntimeError("octile: a layer that is joined and packed takes no other weight: refit_() gives it one")
+            raise RuntimeError("octile: a layer that is joined and packed cannot take another weight; use refit_()")
 
     def refit_(self, weight, bias=None):
         """Quantizes the float `weight`, shaped as `weight` is, into the memory that the layer has; returns the layer.

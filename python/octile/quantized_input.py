@@ -126,7 +126,7 @@ def _quantized(x, up, prologue, backward):
         raise RuntimeError("octile: x has no dimensions")
     if up is not None and (up.shape != x.shape or up.dtype is not x.dtype):
         raise RuntimeError(
-            f"octile: gate is {tuple(x.shape)} of {x.dtype}, up {tuple(up.shape)} of {up.dtype}; they have to be alike"
+            f"octile: gate is {tuple(x.shape)} of {x.dtype}, up {tuple(up.shape)} of {up.dtype}; they must match"
         )
     if torch.compiler.is_compiling():  # autocast, as the layers do it there
         x = x.to(functional.autocast_dtype(x))
@@ -163,7 +163,7 @@ def _normalized(x, residual, weight, bias, eps, backward):
     if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
         raise RuntimeError(
             f"octile: x is {tuple(x.shape)} of {x.dtype}, residual {tuple(residual.shape)} of {residual.dtype}; "
-            "they have to be alike"
+            "they must match"
         )
     if weight.dtype not in (torch.float32, x.dtype) or (bias is not None and bias.dtype is not weight.dtype):
         weight, bias = weight.float(), None if bias is None else bias.float()
@@ -192,7 +192,7 @@ def layer_norm(x, weight, bias, eps=1e-5, *, residual=None, backward="int8"):
 
 def _check_approximate(approximate):
     if approximate != "tanh":
-        raise ValueError(f"octile: approximate is {approximate!r}; 'tanh' is known")
+        raise ValueError(f"octile: approximate is {approximate!r}, expected 'tanh'")
 
 
 class GELU(nn.Module):

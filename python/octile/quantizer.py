@@ -131,8 +131,8 @@ def warn_of_vanished(w, q, group=0):
         vanished += (zeros & (values != 0).any(-1) & values.isfinite().all(-1)).sum()
     if vanished := int(vanished):
         warnings.warn(
-            f"octile: {vanished} of {w.numel() // length} {'groups' if group else 'rows'} of a weight {tuple(w.shape)} are "
-            "all zero now and were not: they are too small for the smallest scale, 1e-8",
+            f"octile: {vanished} of {w.numel() // length} {'groups' if group else 'rows'} of a weight {tuple(w.shape)} "
+            "became all zero: their values are too small for the smallest scale, 1e-8",
             stacklevel=5,
         )
 

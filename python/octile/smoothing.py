@@ -102,21 +102,21 @@ def checked_folds(model, folds, layers):
             raise ValueError(f"octile: fold: {producer} is a {type(before).__name__}; norms and torch.nn.Linear can be")
         if weight.dim() == 1 and not _is_proportional(before):
             raise ValueError(
-                f"octile: fold: the output of {producer}, a {type(before).__name__}, is not in proportion to its weight"
+                f"octile: fold: the output of {producer}, a {type(before).__name__}, is not proportional to its weight"
             )
         if len(owners[id(weight)]) > 1:
             raise ValueError(f"octile: fold: {producer} shares its weight with {owners[id(weight)]}")
         for consumer in consumers:
             name = name_of.get(id(modules.get(consumer)))
             if name is None:
-                raise ValueError(f"octile: fold: {consumer!r} is no layer that is converted")
+                raise ValueError(f"octile: fold: {consumer!r} is not a layer that is converted")
             layer = as_linear(layers[name])
             if layer.in_features != len(weight):
                 raise ValueError(
                     f"octile: fold: {consumer} has {layer.in_features} inputs, and {producer} {len(weight)} outputs"
                 )
             if name in seen:
-                raise ValueError(f"octile: fold: {name} is there twice")
+                raise ValueError(f"octile: fold: {name} is listed twice")
             seen.add(name)
             checked.setdefault(before, []).append(name)
     for producer in folds:
@@ -124,7 +124,7 @@ def checked_folds(model, folds, layers):
         for module in reached:
             reached += [layers[name] for name in checked.get(module, []) if layers[name] not in reached]
             if any(layers[name] is modules[producer] for name in checked.get(module, [])):
-                raise ValueError(f"octile: fold: what {producer} produces comes back to it")
+                raise ValueError(f"octile: fold: the output of {producer} feeds back into it")
     return checked
 
 
@@ -164,7 +164,7 @@ def divided(parameter, s):
 
 def _check_held(values, dtype):
     if not values.isfinite().all():
-        raise ValueError(f"octile: fold: {dtype} cannot hold a layer before, divided; use fold=None")
+        raise ValueError(f"octile: fold: {dtype} cannot hold the divided weights of a layer before; use fold=None")
 
 
 def best_alpha(statistics, channel_max, weights):

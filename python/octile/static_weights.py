@@ -226,9 +226,7 @@ def cache_weights_(model, *optimizers):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"octile: {type(optimizer).__name__} is not a torch.optim.Optimizer")
         if not getattr(type(optimizer).step, "hooked", False):  # set by torch's Optimizer.__init__
-            raise TypeError(
-                f"octile: step() of {type(optimizer).__name__} runs no hooks; hand over the optimizer inside"
-            )
+            raise TypeError(f"octile: step() of {type(optimizer).__name__} runs no hooks; pass the optimizer inside it")
     layers = {name or "the layer": m for name, m in model.named_modules() if isinstance(m, _Trainable)}
     if not layers:
         raise ValueError("octile: the model has no octile.Linear and no octile.QuantizedLinear")
@@ -236,7 +234,9 @@ def cache_weights_(model, *optimizers):
         if type(layer._parameters.get("weight")) is not Parameter:
             raise ValueError(f"octile: the weight of {name} is a {type(layer.weight).__name__}, not a plain parameter")
         if layer.weight.is_inference():
-            raise ValueError(f"octile: the weight of {name} was made in inference mode, where torch counts no changes")
+            raise ValueError(
+                f"octile: the weight of {name} was made in inference mode, where torch does not count changes"
+            )
         if BUFFERS[0] in layer._buffers:
             raise ValueError(f"octile: the weight of {name} is cached already")
     # Between a forward and a backward its parameters are plain ones.

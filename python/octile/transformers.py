@@ -68,7 +68,7 @@ class OctileConfig(QuantizationConfigMixin):
     def octile_config(self):
         """What quantize_() takes."""
         if self.format not in _FORMATS:
-            raise ValueError(f"octile: format is {self.format!r}; {', '.join(_FORMATS)} are known")
+            raise ValueError(f"octile: format is {self.format!r}, expected one of {', '.join(_FORMATS)}")
         kind = _FORMATS[self.format]
         has = [field.name for field in dataclasses.fields(kind)]
         if unknown := [name for name in self.options if name not in has]:
@@ -202,7 +202,7 @@ class OctileQuantizer(Quantizer):
 
     def _process_model_after_weight_loading(self, model, **words):
         for name, parts in self._parts.items():
-            raise ValueError(f"octile: the checkpoint has {', '.join(parts)} of {name}, and not the other one of two")
+            raise ValueError(f"octile: the checkpoint has {', '.join(parts)} of {name}, but not the other one of two")
         put_back = _take_hooks(model)
         layers, rest = self._choose(model)
         if not self._trains and self.quantization_config.modules_to_convert is None:

@@ -21,7 +21,7 @@ class Quantizer(HfQuantizer):
         if "disk" in devices or ("cpu" in devices and len(devices) > 1):
             raise ValueError(
                 f"octile: device_map names {', '.join(sorted(devices))}: quantized weights are not offloaded. Name "
-                "accelerators alone, or the CPU alone"
+                "only accelerators, or only the CPU"
             )
 
     def _process_model_before_weight_loading(self, model, **words):

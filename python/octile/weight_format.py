@@ -25,10 +25,8 @@ class WeightFormat:
         whole = isinstance(self.group, numbers.Integral) and not isinstance(self.group, bool)
         known = whole and self.group in (0, 32, 64, 128)
         if not known and (self.group is not None or self.bits < 8):
-            nothing = "" if self.bits < 8 else ", and None for one per channel,"
-            raise ValueError(
-                f"octile: group is {self.group!r}; 32, 64, 128, and 0 for a whole row{nothing or ','} are known"
-            )
+            nothing = "" if self.bits < 8 else ", or None for one per channel"
+            raise ValueError(f"octile: group is {self.group!r}, expected 32, 64, 128, or 0 for a whole row{nothing}")
 
     def check(self, in_features):
         """Raises ValueError where groups do not fit in_features."""

@@ -39,7 +39,7 @@ std::optional<std::string> tuning_text(const std::filesystem::path& path, const 
   const auto unreadable = [&] { refuse("cannot be read: " + std::generic_category().message(errno)); };
   struct stat status = {};
   if (file.number() < 0 || fstat(file.number(), &status) != 0) unreadable();
-  if (!S_ISREG(status.st_mode)) refuse("is no regular file");
+  if (!S_ISREG(status.st_mode)) refuse("is not a regular file");
   std::string text;
   const auto append = [&](std::string_view block) {  // whatever the file's size is said to be
     text += block;

@@ -199,7 +199,7 @@ TEST(Quantize, TheSearchMayFindThatNoSmoothingIsBest) {
   const std::string norm = kBlock + "input_layernorm.weight";
   EXPECT_EQ(before.values(norm), after.values(norm));
   ASSERT_EQ(report.warnings.size(), 1u);
-  EXPECT_NE(report.warnings[0].find("smoothing rests on 10 calibration rows, and fewer than 1024 are few"),
+  EXPECT_NE(report.warnings[0].find("smoothing is based on 10 calibration rows. With fewer than 1024, unseen"),
             std::string::npos);
   options.activation = Activation::dynamic_per_token;  // a scale per token: nothing is clamped
   const QuantizeReport dynamic = model.quantize(options);

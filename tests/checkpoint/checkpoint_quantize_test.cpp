@@ -260,8 +260,8 @@ TEST(Quantize, WarnsOfWeightsThatBecomeZero) {
       }
     }
     ASSERT_EQ(report.warnings.size(), 1u);
-    EXPECT_NE(report.warnings[0].find(groups ? "mlp.gate_proj\": 192 of 192 groups are all zero now"
-                                             : "mlp.gate_proj\": 96 of 96 rows are all zero now"),
+    EXPECT_NE(report.warnings[0].find(groups ? "mlp.gate_proj\": 192 of 192 groups became all zero"
+                                             : "mlp.gate_proj\": 96 of 96 rows became all zero"),
               std::string::npos)
         << report.warnings[0];
   }

@@ -94,7 +94,7 @@ TEST(SafetensorsReader, RefusesHeaders) {
       {R"({"a":{}})", 0, "\"a\": dtype is missing"},
       {R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4, "shape is missing"},
       {R"({"a":{"dtype":"F32","shape":[1]}})", 4, "data_offsets is missing"},
-      {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "\"dtype\" is there twice"},
+      {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "\"dtype\" appears twice"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}})", 4, "the field \"x\" is unknown"},
       {R"({"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}})", 4, "an array where none belongs"},
       {R"({"a":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}})", 4, "an array where none belongs"},
@@ -142,7 +142,7 @@ TEST(SafetensorsReader, RefusesLengths) {
   file[3] = std::byte{6};  // 6 << 24 is more than 100 MB
   EXPECT_NE(error_of(file).find("its header would have 100663299 bytes"), std::string::npos);
   for (std::size_t i = 0; i < 8; ++i) file[i] = std::byte{0xff};
-  EXPECT_NE(error_of(file).find("no safetensors file"), std::string::npos);
+  EXPECT_NE(error_of(file).find("not a safetensors file"), std::string::npos);
 }
 
 TEST(SafetensorsReader, DeepJsonIsRefusedAtItsFirstLevelThatDoesNotBelong) {
@@ -314,7 +314,7 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
   ASSERT_EQ(mkfifo((folder.path / "pipe").c_str(), 0600), 0);  // opening it would wait for a writer
   const std::pair<const char*, std::string> bad[] = {
       {R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors"}})", "\"b\" is not in 1.safetensors"},
-      {R"({"weight_map":{"a":"1.safetensors"}, "weight_map":{}})", "\"weight_map\" is there twice"},
+      {R"({"weight_map":{"a":"1.safetensors"}, "weight_map":{}})", "\"weight_map\" appears twice"},
       {R"({"weight_map":{"a":"2.safetensors","b":"2.safetensors"}})", "\"a\" is not in 2.safetensors"},
       {R"({"weight_map":{"a":"3.safetensors"}})", "cannot read"},
       {R"({"weight_map":{"a":"../1.safetensors"}})", "no name of a file in this folder"},
@@ -360,7 +360,7 @@ TEST(Checkpoint, RefusesConfigs) {
       {"1", "no JSON object"},
       {"[1]", "no JSON object"},
       {"{\"a\":[" + std::string(2'000'000, ' ') + repeated("0,", 1'000'000) + "0]}", "more than 1000000 values"},
-      {"{\"a\":{" + repeated("\"b\":{},", 1000) + "\"c\":0}}", "\"b\" is there twice"},
+      {"{\"a\":{" + repeated("\"b\":{},", 1000) + "\"c\":0}}", "\"b\" appears twice"},
       {repeated("{\"a\":", 65) + "0" + repeated("}", 65), "deeper than 64 levels"},
       {R"({"quantization_config":{"quant_method":"gptq","checkpoint_format":"gptq_v3"}})",
        "checkpoint_format is \"gptq_v3\", which has another layout; gptq, gptq_v2 are known"},
@@ -380,7 +380,7 @@ TEST(Checkpoint, RefusesConfigs) {
       {R"({"model_type":1})", "\"model_type\" is no text"},
       {R"({"quantization_config":1})", "\"quantization_config\" is no object"},
       {R"({"quantization_config":{}})", "has no \"quant_method\""},
-      {R"({"a":1,"a":2})", "\"a\" is there twice"},
+      {R"({"a":1,"a":2})", "\"a\" appears twice"},
       {std::string(16'000'001, ' '), "more than 16000000 bytes of JSON"},
       {R"({"a":1e999})", "JSON that is not read"},  // beyond every double
       {R"({"do_layer_norm_before":0})", "\"do_layer_norm_before\" is neither true nor false"},

@@ -126,7 +126,7 @@ class TuneTest(unittest.TestCase):
                 self.assertEqual(target.read_text(), text)
         os.mkfifo(self.folder / "fifo")
         for path in (self.folder, self.folder / "fifo"):
-            self.bad(1, "tune", "--shape=2x64x48", "--out", str(path), says=f"{path} is no regular file")
+            self.bad(1, "tune", "--shape=2x64x48", "--out", str(path), says=f"{path} is not a regular file")
         self.bad(1, "tune", "--shape=2x64x48", "--out", str(self.folder / "no" / "file"), says="No such file")
         self.file().write_text(good[:-7])
         self.bad(1, "tune", "--shape=2x64x48", says="is cut off")

@@ -345,11 +345,11 @@ TEST_F(TuningTest, AnyDamageIsRefusedOrAnotherGoodFile) {
 
 TEST_F(TuningTest, WhatIsNoFileIsRefused) {
   expect_refused(folder() / "absent", "cannot be read: No such file");
-  expect_refused(folder(), "is no regular file");
+  expect_refused(folder(), "is not a regular file");
   const fs::path fifo = folder() / "fifo";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
-  expect_refused(fifo, "is no regular file");
-  expect_refused("/dev/zero", "is no regular file");
+  expect_refused(fifo, "is not a regular file");
+  expect_refused("/dev/zero", "is not a regular file");
   const fs::path huge = write("octile tuning 1\n");
   ASSERT_EQ(truncate(huge.c_str(), std::int64_t{1} << 40), 0);
   expect_refused(huge, "is larger than ");

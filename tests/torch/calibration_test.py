@@ -230,7 +230,7 @@ def test_files_that_are_none(change, metadata, says, tmp_path):
 
 def test_no_safetensors_file(tmp_path):
     (tmp_path / "c").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         Calibration.load(tmp_path / "c")
     os.mkfifo(tmp_path / "pipe")
     for name, says in (

@@ -696,7 +696,7 @@ def test_files_that_are_none(tmp_path):
     deep = b'{"a":' + b"[" * 100_000
     for text, says in (
         (b"{", "config.json: no JSON"), (b"[]", "no JSON object"), (deep, "deeper than 64 levels"),
-        (b'{"a": 1, "a": 2}', '"a" is there twice'), (b'{"a": "\xff"}', "no JSON"), (b'{"quantization_config": []}', "no object"),
+        (b'{"a": 1, "a": 2}', '"a" appears twice'), (b'{"a": "\xff"}', "no JSON"), (b'{"quantization_config": []}', "no object"),
         (b" " * 16_000_001, "more than 16000000 bytes of JSON"), (b'{"a": [' + b"0," * 1_000_001 + b"0]}", "more than 1000000 values"),
     ):  # fmt: skip
         (tmp_path / "config.json").write_bytes(text)
@@ -746,12 +746,12 @@ def test_files_that_are_no_files(tmp_path):
         refused_by_both(tmp_path, says)
     for text, says in (
         ("{}", 'there is no object "weight_map"'), ('{"weight_map": []}', 'no object "weight_map"'),
-        ('{"weight_map": {}}', '"weight_map" is empty'), ('{"weight_map": {"a": "a", "a": "a"}}', '"a" is there twice'),
+        ('{"weight_map": {}}', '"weight_map" is empty'), ('{"weight_map": {"a": "a", "a": "a"}}', '"a" appears twice'),
         ("[" * 100_000, "no JSON object"), ('{"a":' * 100_000, "deeper than 64 levels"),
     ):  # fmt: skip
         index.write_text(text)
         refused_by_both(tmp_path, says)
-    with pytest.raises(ValueError, match="is no path: it holds a zero byte"):
+    with pytest.raises(ValueError, match="is not a path: it contains a zero byte"):
         load_checkpoint_(Model(), "a\0b")
 
 

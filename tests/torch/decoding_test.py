@@ -198,7 +198,7 @@ def test_windows_and_other_states():
     model, inputs = kind(kind.config_class(**words)).eval(), prompt("cpu")
     short, decode = {"max_new_tokens": 11}, Decoding(compile=False)
     assert torch.equal(tokens(model, inputs, decode, **short), tokens(model, inputs, **short))
-    with pytest.raises(ValueError, match="octile: .* for 17 tokens and a sliding window of 16"):
+    with pytest.raises(ValueError, match="octile: .* 17 tokens with a sliding window of 16"):
         tokens(model, inputs, decode, max_new_tokens=12)
     kind = transformers.JambaForCausalLM
     words = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "use_mamba_kernels": False, "num_experts": 2}
@@ -230,7 +230,7 @@ def test_local_attention():
     model, inputs = kind(kind.config_class(**words)).eval(), prompt("cpu", 1, 7)
     decode = Decoding(compile=False)
     assert torch.equal(tokens(model, inputs, decode, max_new_tokens=25), tokens(model, inputs, max_new_tokens=25))
-    with pytest.raises(ValueError, match="octile: .* for 33 tokens and a sliding window of 32"):
+    with pytest.raises(ValueError, match="octile: .* 33 tokens with a sliding window of 32"):
         tokens(model, inputs, decode, max_new_tokens=26)
 
 
@@ -258,14 +258,14 @@ def test_streams_as_generate_does(batch, device):
     "words, why",
     [
         ({"num_beams": 2}, "num_beams is 2"),
-        ({"prompt_lookup_num_tokens": 2}, "no assisted_generation"),
-        ({"dola_layers": "high"}, "no dola_generation"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "no contrastive_search"),
-        ({"force_words_ids": [[5]]}, "no constrained_beam_search"),
+        ({"prompt_lookup_num_tokens": 2}, "not support assisted_generation"),
+        ({"dola_layers": "high"}, "not support dola_generation"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "not support contrastive_search"),
+        ({"force_words_ids": [[5]]}, "not support constrained_beam_search"),
         ({"inputs_embeds": torch.ones(2, 5, 64), "input_ids": None}, "not inputs_embeds"),
-        ({"repetition_penalty": 1.5}, "no RepetitionPenaltyLogitsProcessor"),
-        ({"max_time": 3.0}, "no stopping criterion MaxTimeCriteria"),
-        ({"return_dict_in_generate": True}, "returns tokens alone"),
+        ({"repetition_penalty": 1.5}, "not support RepetitionPenaltyLogitsProcessor"),
+        ({"max_time": 3.0}, "not support MaxTimeCriteria"),
+        ({"return_dict_in_generate": True}, "returns only tokens"),
         ({"cache_implementation": "dynamic"}, 'cache_implementation="static"'),
     ],
 )

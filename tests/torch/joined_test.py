@@ -415,7 +415,7 @@ def test_packed_takes_another_weight(device):
         layer.refit_(new)
     assert layers[0]._joined[0].layer.packed_weight.data_ptr() == place
     same_logits(model, alone, "w4a8", ids(device))
-    with pytest.raises(RuntimeError, match="joined and packed takes no other weight"):
+    with pytest.raises(RuntimeError, match="joined and packed cannot take another weight"):
         layers[0]._requantize(new)
     layers[1]._requantize(new)  # packed alone, it does
     same_logits(model, alone, "w4a8", ids(device))
@@ -436,7 +436,7 @@ def test_an_adapter_merged_before_packing_stays(device):
         pytest.skip("no kernel of a GPU reads its packed weight")
     layer = model.model.layers[0].self_attn.k_proj.base_layer
     before = layer.weight[:].clone()
-    with pytest.raises(RuntimeError, match="joined and packed takes no other weight"):
+    with pytest.raises(RuntimeError, match="joined and packed cannot take another weight"):
         wrapped.unmerge_adapter()
     assert torch.equal(layer.weight[:], before)
 

@@ -183,7 +183,7 @@ def test_a_tensor_on_meta_among_others_is_refused():
             continue
         for i in tensors:
             mixed = [a.to("meta") if j == i else a for j, a in enumerate(call)]
-            with pytest.raises(RuntimeError, match=f"octile::{name}: all tensors have to be on one device; .*meta"):
+            with pytest.raises(RuntimeError, match=f"octile::{name}: all tensors must be on one device; .*meta"):
                 getattr(ops, name)(*mixed)
 
 

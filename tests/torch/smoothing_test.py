@@ -132,9 +132,9 @@ def test_only_where_it_folds(tmp_path):
     for name, layout in (("multiplied", "octile"), ("folded", "int-quantized")):
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert config["quantization_config"]["format"] == layout
-    with pytest.raises(ValueError, match="fold=None with multipliers=False smooths nothing: say smoothing=None"):
+    with pytest.raises(ValueError, match="fold=None with multipliers=False smooths nothing: use smoothing=None"):
         W8A8Static(calibration, fold=None, multipliers=False)
-    with pytest.raises(ValueError, match="multipliers is 'never'; True and False are known"):
+    with pytest.raises(ValueError, match="multipliers is 'never', expected True or False"):
         W8A8Static(calibration, multipliers="never")
 
 
@@ -279,12 +279,12 @@ def test_no_smoothing_is_a_choice():
     with torch.no_grad(), calibrate(model) as few:
         model(batch(140))
     norm = model[0].weight.clone()
-    with pytest.warns(UserWarning, match="smoothing rests on 140 calibration rows, and fewer than 1,024 are few"):
+    with pytest.warns(UserWarning, match="smoothing is based on 140 calibration rows. With fewer than 1,024, unseen"):
         report = quantize_(model, W8A8Static(few))
     assert report.unsmoothed == {"1": "no alpha is better than no smoothing"}
     assert torch.equal(model[0].weight, norm) and model[1].input_multiplier is None
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "octile: smoothing rests")
+        warnings.filterwarnings("error", "octile: smoothing is based")
         quantize_(block(), W8A8Static(few, smoothing=None), lambda module, name: False)
         quantize_(block(50.0), W8A8Static(calibrated(block(50.0))))
 
@@ -292,7 +292,7 @@ def test_no_smoothing_is_a_choice():
 def test_bad_configurations():
     calibration = calibrated(block())
     for smoothing in (1.5, -0.1, "best", float("nan"), True, False):
-        with pytest.raises(ValueError, match="smoothing is .*are known"):
+        with pytest.raises(ValueError, match="smoothing is .*, expected None"):
             W8A8Static(calibration, smoothing)
     with pytest.raises(ValueError, match="fold is 'all'"):
         W8A8Static(calibration, fold="all")
@@ -312,12 +312,12 @@ class Shifted(nn.RMSNorm):
     [
         ({"nothing": ["value"]}, "the model has no 'nothing'"),
         ({"mlp.2": ["mlp.3"]}, "mlp.2, a ReLU, has no weight to divide"),
-        ({"norm": ["mlp.0"]}, "'mlp.0' is no layer that is converted"),
+        ({"norm": ["mlp.0"]}, "'mlp.0' is not a layer that is converted"),
         ({"norm": ["out"]}, "out has 32 inputs, and norm 64 outputs"),
-        ({"norm": ["value", "value"]}, "value is there twice"),
-        ({"norm": ["value", "value_again"]}, "value is there twice"),
-        ({"norm": ["value"], "norm_again": ["gate", "value"]}, "value is there twice"),
-        ({"shifted": ["value"]}, "the output of shifted, a Shifted, is not in proportion to its weight"),
+        ({"norm": ["value", "value"]}, "value is listed twice"),
+        ({"norm": ["value", "value_again"]}, "value is listed twice"),
+        ({"norm": ["value"], "norm_again": ["gate", "value"]}, "value is listed twice"),
+        ({"shifted": ["value"]}, "the output of shifted, a Shifted, is not proportional to its weight"),
         ({"table": ["value"]}, "table is a Embedding; norms and torch.nn.Linear can be"),
         ({"norm": "value"}, "'norm' has 'value', expected a list of names"),
         ({"norm": None}, "'norm' has None, expected a list of names"),
@@ -341,7 +341,7 @@ def test_folds_that_go_in_circles(fold):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     with torch.no_grad(), octile.calibrate(model) as calibration:
         model(torch.randn(100, 64))
-    with pytest.raises(ValueError, match="fold: what 0 produces comes back to it"):
+    with pytest.raises(ValueError, match="fold: the output of 0 feeds back into it"):
         quantize_(model, W8A8Static(calibration, fold=fold))
 
 
@@ -351,7 +351,7 @@ def test_a_producer_that_cannot_hold_it():
         model[0].weight.fill_(6e4)
         model[1].weight.fill_(6e4)
     statistics = octile.calibration.InputStatistics(torch.full((4,), 1e-5), 3)
-    with pytest.raises(ValueError, match="torch.float16 cannot hold a layer before, divided"):
+    with pytest.raises(ValueError, match="torch.float16 cannot hold the divided weights of a layer before"):
         quantize_(model, W8A8Static(octile.Calibration({"1": statistics}), smoothing=0.0))
     assert model[0].weight[0] == 6e4
 
@@ -417,7 +417,7 @@ def test_filtered_layers_are_not_folded():
     model = block()
     calibration = calibrated(model)
     only = lambda module, name: name == "value"  # noqa: E731
-    with pytest.raises(ValueError, match="'gate' is no layer that is converted"):
+    with pytest.raises(ValueError, match="'gate' is not a layer that is converted"):
         quantize_(model, W8A8Static(calibration, fold={"norm": ["value", "gate"]}), only)
     norm = model.norm.weight.clone()
     quantize_(model, W8A8Static(calibration), only)

@@ -189,7 +189,7 @@ def test_no_inputs_or_no_outputs(config, shape):
 def test_unknown_choices():
     for make in (W8A16, lambda group: W8A8Dynamic(group=group), lambda group: W8A16Linear(64, 8, group=group)):
         for group in (16, 32.0, "32", True):
-            with pytest.raises(ValueError, match=f"group is {group!r}; 32, 64, 128, and 0 for a whole row"):
+            with pytest.raises(ValueError, match=f"group is {group!r}, expected 32, 64, 128, or 0 for a whole row"):
                 make(group)
         make(np.int64(32))
     with pytest.raises(ValueError, match="per_channel=False"):

@@ -137,7 +137,7 @@ TEST_F(AutotuneTest, FilesThatAreRefused) {
   has(changed(" : ", " "), "which is no choice");
   has(refusal(with("")), "has no line");
   has(refusal(with(good.substr(0, good.find("device")) + "device " + std::string(1 << 23, 'x'))), "is larger than");
-  has(refusal(folder_.string()), "is no regular file");
+  has(refusal(folder_.string()), "is not a regular file");
   for (const char* seconds : {"-1", "0", "nan", "inf", "x", "1e999", ""}) {
     const std::size_t line = good.find("cpu"), start = good.find('\n', line) + 1;
     std::string text = good;
