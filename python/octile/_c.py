@@ -14,6 +14,7 @@ import re
 ABI_VERSION = 1  # OCTILE_ABI_VERSION
 SEE_IMPORT = "see docs/how-to/errors.md#import"
 CPU, CUDA = 1, 2  # OCTILE_DEVICE_...
+UNSUPPORTED = 3  # OCTILE_UNSUPPORTED
 F16, BF16, F32, F64, S8, U8, S4, S32 = range(8)  # OCTILE_DTYPE_...
 NONE, DYNAMIC_PER_TOKEN, DYNAMIC_PER_TENSOR, STATIC_PER_TENSOR = range(4)  # OCTILE_ACTIVATION_...
 S8_PER_CHANNEL, S8_PER_TENSOR, S4_GROUP, S8_GROUP = range(4)  # OCTILE_WEIGHT_...
@@ -66,7 +67,11 @@ BackwardArguments = STRUCTURES["octile_linear_backward_args"]
 
 
 class Error(RuntimeError):
-    """A call of the library's that failed, with its text."""
+    """A call of the library's that failed, with its text and its octile_status."""
+
+    def __init__(self, text, status):
+        super().__init__(text)
+        self.status = status
 
 
 def find():
@@ -178,7 +183,7 @@ class Library:
 
     def ok(self, status):
         if status != 0:
-            raise Error(self.error())
+            raise Error(self.error(), status)
 
     def error(self):
         return self.c.octile_last_error().decode()

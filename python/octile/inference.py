@@ -157,17 +157,26 @@ class _Inference(nn.Module):
         if self._joined is not None:
             self._joined[0].pack_()
             return self
-        device = self._device()
-        if self._parallel is not None and self._parallel.exact:
-            raise RuntimeError("octile: a packed layer has no integer sums, which exact=True adds over ranks")
-        if self.weight_scale.dtype is torch.float64:
-            raise RuntimeError("octile: no kernel reads packed float64 layers")
-        plan_text("sku", "linear", device, **self._fields(1) | {"packed_weight": 1})
+        if reason := self._reason_against_packing():
+            raise RuntimeError(reason)
         with torch.inference_mode(False), torch.no_grad():
-            self._buffers["packed_weight"] = self._pack(*self.plain_weight()).to(device)
+            self._buffers["packed_weight"] = self._pack(*self.plain_weight()).to(self._device())
         for name in _Inference._KEPT:
             self._buffers[name] = None
         return self
+
+    def _reason_against_packing(self):
+        if self._parallel is not None and self._parallel.exact:
+            return "octile: a packed layer has no integer sums, which exact=True adds over ranks"
+        if self.weight_scale.dtype is torch.float64:
+            return "octile: no kernel reads packed float64 layers"
+        try:
+            plan_text("sku", "linear", self._device(), **self._fields(1) | {"packed_weight": 1})
+        except _c.Error as error:
+            if error.status != _c.UNSUPPORTED:
+                raise
+            return str(error)
+        return ""
 
     def _pack(self, weight, scale, zero_point):
         """Their packed form, on the CPU."""
@@ -652,13 +661,10 @@ def pack_(model):
     """Packs the weights of all inference layers in `model`, in place; returns the names of the packed layers.
 
     Makes small batches faster; 4-bit layers gain the most. Layers stay as they are if no kernel of their device reads
-    packed weights.
+    packed weights, and if they are split over ranks with exact=True.
     """
     plain = [(n, m) for n, m in model.named_modules() if isinstance(m, _Inference) and m.packed_weight is None]
     for _, module in plain:
-        try:
+        if module.packed_weight is None and not module._reason_against_packing():  # a joined one packs the others
             module.pack_()
-        except RuntimeError as error:
-            if "no kernel" not in str(error):
-                raise
     return [name for name, module in plain if module.packed_weight is not None]

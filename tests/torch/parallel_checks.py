@@ -520,6 +520,8 @@ def refused_parallel(meshes, rank):
         parallelize_module(frozen, mesh, RowParallel())
     with pytest.raises(RuntimeError, match="a packed layer has no integer sums"):
         frozen.pack_()
+    both = nn.Sequential(octile.W8A8Linear(64, 8), frozen)
+    assert octile.pack_(both) == ["0"] and frozen.packed_weight is None
     with pytest.raises(ValueError, match="a layer that is split over ranks cannot take a new weight"):
         frozen.refit_(torch.ones(8, 64))
     frozen.bias = nn.Parameter(frozen.bias)
