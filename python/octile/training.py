@@ -51,7 +51,7 @@ class _Trainable(nn.Module):
     activation = _option(
         "activation",
         lambda o: "per_token" if o.activation == _c.DYNAMIC_PER_TOKEN else "per_tensor",
-        'What one scale of x is for: "per_token" or "per_tensor".',
+        'Scales of x: one "per_token" or one "per_tensor".',
     )
     backward = _option(
         "backward",
@@ -61,7 +61,7 @@ class _Trainable(nn.Module):
     rounding = _option(
         "rounding",
         lambda o: "stochastic" if o.rounding == _c.STOCHASTIC else "nearest",
-        'Of dY in the int8 products of the backward: "nearest" or "stochastic".',
+        'How dY is rounded for the int8 products of the backward: "nearest" or "stochastic".',
     )
 
     def forward(self, x):
@@ -75,7 +75,7 @@ class _Trainable(nn.Module):
         parameters = self._parameters  # nn.Module's __getattr__ takes half a microsecond a name
         try:
             w, b = parameters["weight"], parameters["bias"]
-        except KeyError:  # parametrized, or a tensor of someone else's
+        except KeyError:  # parametrized, or replaced by another tensor
             w, b = self.weight, self.bias
         try:
             return functional.run(x, w, b, self._options, self._weight_cache)
@@ -99,7 +99,7 @@ class _Trainable(nn.Module):
             return None
         return tuple(getattr(self, name) for name in BUFFERS)
 
-    # With cache_weights_(): whatever may change the weight without its version counter knowing.
+    # With cache_weights_(): whatever may change the weight without changing its version counter.
 
     def train(self, mode=True):
         if mode != self.training and self._weight_cache is not None:
@@ -109,7 +109,7 @@ class _Trainable(nn.Module):
     def _apply(self, fn, recurse=True):
         if self._weight_cache is None:
             return super()._apply(fn, recurse)
-        for name in BUFFERS:  # made again, not converted: half() would round the scales
+        for name in BUFFERS:  # rebuilt, not converted: half() would round the scales
             self._buffers.pop(name, None)
         try:
             super()._apply(fn, recurse)
@@ -136,7 +136,7 @@ class _Trainable(nn.Module):
         return fields | {"weight": format, "x": x, "y": x, "bias": int(self.bias is not None)}
 
     def explain(self, rows, of="forward"):
-        """Which kernels serve `rows` rows of x in the weight's type, and why: a text of several lines.
+        """Which kernels serve `rows` rows of x in the weight's type, and why, as text of several lines.
 
         of: "forward" or "backward" (all three gradients).
         """
@@ -164,7 +164,7 @@ class _Trainable(nn.Module):
 
 def _choose(of):
     if of not in ("forward", "backward"):
-        raise ValueError(f"octile: explain of {of!r}; 'forward' and 'backward' are known")
+        raise ValueError(f"octile: of is {of!r}, expected 'forward' or 'backward'")
     return of
 
 
@@ -180,8 +180,8 @@ class Linear(_Trainable, nn.Linear):
     dW (OUT, IN); docs/reference/contract.md has the formula. "int8-128", "int8-256", "int8-512" and "int8-1024" set the block
     length, "int8-whole" has one scale for all terms. A pair chooses for (dX, dW); if both are int8, their blocks must be the
     same. docs/how-to/choose-backward.md compares them.
-    activation: one scale "per_token" or "per_tensor" of x. rounding: of dY in the int8 products, "nearest" or
-    "stochastic": with new random numbers on every call, but a compiled graph repeats the same ones in all of its runs.
+    activation: one scale of x "per_token" or "per_tensor". rounding: of dY in the int8 products, "nearest" or
+    "stochastic". The latter draws new random numbers on every call; a compiled graph reuses the same ones in every run.
 
     Differentiable once; no forward mode, no torch.func transforms. Raises ValueError for an unknown choice; a call
     raises RuntimeError for shapes and types that do not fit.
@@ -248,7 +248,7 @@ class QuantizedLinear(_Trainable):
         super().__init__()
         dtype = torch.float16 if dtype is None else dtype
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise ValueError(f"octile: dtype is {dtype}; float16, bfloat16 and float32 are known")
+            raise ValueError(f"octile: dtype is {dtype}, expected float16, bfloat16 or float32")
         if device is None and torch.get_default_device().type == "cpu" and torch.cuda.is_available():
             device = "cuda"
         self._configure(per_channel=per_channel, activation=activation, backward=backward, rounding=rounding)
@@ -286,7 +286,7 @@ class QuantizedLinear(_Trainable):
 
 
 def clear_weight_cache(model):
-    """Quantizes the weights that cache_weights_() keeps in `model` again, immediately; nothing else is cached.
+    """Immediately requantizes the weights that cache_weights_() keeps in `model`; nothing else is cached.
 
     The same as refresh() on the object that cache_weights_() returned, for callers that only have the model.
     """

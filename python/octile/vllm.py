@@ -6,7 +6,7 @@ vLLM's own kernels, and vLLM asks them first, for each layer:
 OctileInt8LinearKernel    int8 weights and int8 activations, dynamic per token or static per tensor (W8A8)
 OctileWeightLinearKernel  weights of 4 or 8 bits in int32 words (W4A16, W8A16), and of 4 bits with int8 activations (W4A8)
 
-If one refuses, it says why, and vLLM uses a kernel of its own. OCTILE_VLLM=last puts them after vLLM's, off leaves
+If one refuses a layer, it says why, and vLLM uses one of its own. OCTILE_VLLM=last puts them after vLLM's, off leaves
 them out; VLLM_DISABLED_KERNELS takes their names, VLLM_PLUGINS "octile".
 """
 
@@ -23,7 +23,9 @@ try:
     from vllm.model_executor.kernels.linear import Int8ScaledMMLinearKernel, MPLinearKernel
     from vllm.model_executor.utils import replace_parameter
 except ImportError as error:
-    raise ImportError(f"octile: vLLM {vllm.__version__} has other plug-in points; 0.32 and 0.33 were tried") from error
+    raise ImportError(
+        f"octile: vLLM {vllm.__version__} has different plug-in points; 0.32 and 0.33 were tested"
+    ) from error
 
 from . import _c, _plans, quantizer
 from .kernels import plan_text
@@ -32,7 +34,7 @@ from .weight_format import WeightFormat
 __all__ = ["OctileInt8LinearKernel", "OctileWeightLinearKernel", "refit_", "register"]
 
 _PLACES = ("first", "last", "off")
-# Bits of the weight, and whether it may, or must, have zero points.
+# Bits of the weight, and whether it has zero points.
 _WEIGHTS = {
     scalar_types.int4: (4, False),
     scalar_types.uint4b8: (4, False),
@@ -47,7 +49,7 @@ def register():
     """Offers the kernels to vLLM, once per process. Raises ValueError for an unknown OCTILE_VLLM."""
     place = os.environ.get("OCTILE_VLLM", "first")
     if place not in _PLACES:
-        raise ValueError(f"octile: OCTILE_VLLM is {place!r}; {', '.join(_PLACES)} are known")
+        raise ValueError(f"octile: OCTILE_VLLM is {place!r}, expected one of {', '.join(_PLACES)}")
     if place == "off":
         return
     for kind, kernel, lists in (
@@ -63,12 +65,12 @@ def register():
                 known[platform].insert(0, known[platform].pop())
             elif place == "first":
                 warnings.warn(
-                    f"octile: this vLLM keeps its kernels elsewhere: {kernel.__name__} is the last", stacklevel=2
+                    f"octile: this vLLM keeps its kernels elsewhere, so {kernel.__name__} comes last", stacklevel=2
                 )
 
 
 def _refusal(capability=None, **fields):
-    """Why the library cannot serve such a layer; None where it can. Without fields: no layer at all."""
+    """Why the library cannot serve such a layer, or None. Without fields: why it cannot serve any layer."""
     if current_platform.is_cpu():
         device = torch.device("cpu")
     elif not current_platform.is_cuda():
@@ -87,7 +89,7 @@ def _refusal(capability=None, **fields):
 
 
 def _pack(weight, scale, points, n, k, fields):
-    """Their packed form, or None where no kernel reads it."""
+    """The packed weight, or None if no kernel reads it."""
     if _refusal(n=n, k=k, packed_weight=1, **fields) is not None:
         return None
     return _plans.pack(weight, scale, points, k, y=fields["x"], **fields).to(weight.device)
@@ -98,7 +100,7 @@ def _answer(reason):
 
 
 def _rows_first(parameter):
-    """(OUT, ...) of a parameter of vLLM's with two dimensions."""
+    """A two-dimensional parameter of vLLM's as (OUT, ...)."""
     return parameter.data if parameter.output_dim == 0 else parameter.data.t()
 
 
@@ -115,7 +117,7 @@ class OctileInt8LinearKernel(Int8ScaledMMLinearKernel):
 
     @classmethod
     def can_implement(cls, c):
-        return _answer(None if c.input_symmetric else "takes no zero point of the activations")
+        return _answer(None if c.input_symmetric else "does not support a zero point of the activations")
 
     def process_weights_after_loading(self, layer):
         weight_name, scale_name, input_scale_name, *_ = self.layer_param_names
@@ -147,7 +149,7 @@ class OctileInt8LinearKernel(Int8ScaledMMLinearKernel):
         return torch.ops.octile.linear(x, weight, scale, bias, self._activation, _c.OUT_IN, None, self._static_scale)
 
     def refit(self, layer, weight, row):
-        """What refit_() does, once it has looked at the layer."""
+        """refit_(), once it has checked the layer."""
         held, scale, *_ = self._get_layer_params(layer)
         (n, k), end = (self._n, self._k), row + len(weight)
         if weight.dim() != 2 or weight.shape[1] != k or not 0 <= row <= end <= n or weight.device != held.device:
@@ -176,25 +178,25 @@ class OctileWeightLinearKernel(MPLinearKernel):
     def _reason(cls, c):
         k, n = c.partition_weight_shape
         if c.weight_type not in _WEIGHTS:
-            return f"weights of {c.weight_type} are not known; int4, uint4b8, uint4 and uint8b128 are"
+            return f"weights of {c.weight_type}, expected int4, uint4b8, uint4 or uint8b128"
         bits, points = _WEIGHTS[c.weight_type]
         if bool(c.zero_points) is not points:
-            return f"weights of {c.weight_type} have {'' if points else 'no '}zero points here"
+            return f"weights of {c.weight_type} must {'' if points else 'not '}have zero points"
         if c.act_type not in (*_FLOATS, torch.int8) or (bits == 8 and c.act_type is torch.int8):
-            return f"activations of {c.act_type} are not known for {bits}-bit weights"
+            return f"does not support activations of {c.act_type} with {bits}-bit weights"
         if getattr(c, "out_type", None) not in (None, c.act_type):
-            return f"answers in the type of x, and this layer in {c.out_type}"
+            return f"outputs have the type of x, and this layer asks for {c.out_type}"
         if getattr(c, "has_g_idx", False):
-            return "groups have to be of neighbours, and this layer has them in another order (g_idx)"
+            return "groups must be contiguous, and this layer reorders its inputs (g_idx)"
         if c.group_size not in (-1, 32, 64, 128, k):
-            return f"groups of {c.group_size} are not known; 32, 64, 128 and whole rows are"
+            return f"groups of {c.group_size}, expected 32, 64, 128 or whole rows"
         if c.group_size > k or k % max(c.group_size, 1):
             return f"groups of {c.group_size} do not divide the {k} inputs of this shard"
         return _refusal(n=n, k=k, **cls._description(c, c.weight_type is scalar_types.int4))
 
     @staticmethod
     def _description(c, int8_activations):
-        """Of a plan's description."""
+        """Fields of a plan's description."""
         bits, points = _WEIGHTS[c.weight_type]
         group = 0 if c.group_size in (-1, c.partition_weight_shape[0]) else c.group_size
         if bits == 4:
@@ -216,7 +218,7 @@ class OctileWeightLinearKernel(MPLinearKernel):
 
         if weight.dtype is torch.int8:
             weight = quantizer.pack(weight) if bits == 4 else weight
-        else:  # words of levels, each stored plus half its range
+        else:  # int32 words of levels, each stored plus half its range
             weight = weight.contiguous().view(torch.uint8)[:, : -(-k * bits // 8)]
             weight = weight ^ 0x88 if bits == 4 else (weight ^ 0x80).view(torch.int8)
         scale = scale.float().contiguous()
@@ -239,14 +241,14 @@ class OctileWeightLinearKernel(MPLinearKernel):
 
     @staticmethod
     def _asks_for_int8(layer):
-        """Whether x is to be quantized: vLLM tells pack-quantized layers alone, after it has chosen their kernel."""
+        """Whether to quantize x: vLLM says so only for pack-quantized layers, after it has chosen their kernel."""
         wanted = getattr(layer, "_humming_input_quant_config", None)
         if wanted is None:
             return False
         known = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
         if any(wanted.get(name) != value for name, value in known.items()):
             raise ValueError(
-                f"octile: activations are to be quantized as {wanted}, and {known} is known; "
+                f"octile: activations are to be quantized as {wanted}, expected {known}; "
                 "VLLM_DISABLED_KERNELS=OctileWeightLinearKernel leaves such a checkpoint to vLLM's kernels"
             )
         return True

@@ -247,7 +247,7 @@ def test_refuses(generator):
                 experts(torch.randn(TOKENS, K), bad_index, bad_weights)
     for module in (experts, copy.deepcopy(experts).double()):
         x = torch.randn(TOKENS, K, dtype=torch.float64 if module is experts else torch.float32)
-        with pytest.raises(RuntimeError, match="float64 goes with float64 alone"):
+        with pytest.raises(RuntimeError, match="float64 only goes with float64"):
             module(x, index, weights)
     octile.pack_(experts)
     with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):

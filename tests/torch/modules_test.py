@@ -769,7 +769,7 @@ def test_refusals(device, generator):
         W4A16Linear(100, 32, group=32)
     with pytest.raises(ValueError, match="an int8 dW sums at most 131071"):
         Linear(2, 1, device=device, backward="int8")(torch.ones(131_072, 2, device=device))
-    with pytest.raises(ValueError, match="explain of 'loss'"):
+    with pytest.raises(ValueError, match="of is 'loss', expected 'forward' or 'backward'"):
         layer.explain(5, of="loss")
     for grad in (True, False):
         with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="octile"):

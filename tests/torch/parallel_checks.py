@@ -533,7 +533,7 @@ def refused_parallel(meshes, rank):
             (octile.quantize_input(torch.ones(2, 4)), NotImplementedError, "takes tensors, no QuantizedInput"),
             (torch.tensor(1.0), RuntimeError, r"x is \(\)"),
             ([1.0], TypeError, "x is a list, expected a tensor"),
-            (torch.ones(2, 4, dtype=torch.float64), RuntimeError, "float64 goes with float64 alone"),
+            (torch.ones(2, 4, dtype=torch.float64), RuntimeError, "float64 only goes with float64"),
         ):
             with pytest.raises(error, match=reason):
                 layer(x)

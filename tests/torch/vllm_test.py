@@ -94,7 +94,7 @@ def test_first_last_and_off(vllm, monkeypatch):
                 kernels = possible[plugin.PlatformEnum.CPU]
                 assert kernel not in kernels if index is None else kernels.index(kernel) == len(kernels) - 1 > 0
         monkeypatch.setenv("OCTILE_VLLM", "perhaps")
-        with pytest.raises(ValueError, match="octile: OCTILE_VLLM is 'perhaps'; first, last, off are known"):
+        with pytest.raises(ValueError, match="octile: OCTILE_VLLM is 'perhaps', expected one of first, last, off"):
             plugin.register()
     finally:
         for kernels, before in held:
@@ -114,13 +114,13 @@ def test_vllm_chooses_ours_and_can_be_told_not_to(vllm, types, monkeypatch):
 
 
 REFUSALS = {
-    "weights of .* are not known; int4, uint4b8, uint4 and uint8b128 are": {"weight_type": "uint8"},
-    "weights of .* have zero points here": {"weight_type": "uint4"},
-    "weights of .* have no zero points here": {"zero_points": True},
-    "activations of torch.float8_e4m3fn are not known for 4-bit weights": {"act_type": torch.float8_e4m3fn},
-    "activations of torch.int8 are not known for 8-bit": {"weight_type": "uint8b128", "act_type": torch.int8},
-    "answers in the type of x, and this layer in torch.bfloat16": {"out_type": torch.bfloat16},
-    "groups of 16 are not known; 32, 64, 128 and whole rows are": {"group_size": 16},
+    "weights of .*, expected int4, uint4b8, uint4 or uint8b128": {"weight_type": "uint8"},
+    "weights of .* must have zero points": {"weight_type": "uint4"},
+    "weights of .* must not have zero points": {"zero_points": True},
+    "does not support activations of torch.float8_e4m3fn with 4-bit weights": {"act_type": torch.float8_e4m3fn},
+    "does not support activations of torch.int8 with 8-bit": {"weight_type": "uint8b128", "act_type": torch.int8},
+    "outputs have the type of x, and this layer asks for torch.bfloat16": {"out_type": torch.bfloat16},
+    "groups of 16, expected 32, 64, 128 or whole rows": {"group_size": 16},
     "groups of 128 do not divide the 192 inputs of this shard": {"partition_weight_shape": (192, 64)},
     "groups of 128 do not divide the 64 inputs of this shard": {"partition_weight_shape": (64, 64)},
 }
