@@ -1,4 +1,4 @@
-"""Checkpoints of AWQ and GPTQ with 4 bits, converted to compressed-tensors' terms: the same levels in another layout.
+"""4-bit AWQ and GPTQ checkpoints, converted to compressed-tensors' layout; the levels stay the same.
 
 AWQ    qweight int32 (IN, OUT / 8), qzeros int32 (IN / group, OUT / 8), scales (IN / group, OUT)
 GPTQ   qweight int32 (IN / 8, OUT), qzeros and scales alike, g_idx int32 (IN)
@@ -16,9 +16,9 @@ _PLACE = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], device="cpu")
 
 
 def to_compressed_tensors(checked, layer, tensors, linear):
-    """(tensors, scheme) as load_checkpoint_() has them of a pack-quantized layer.
+    """(tensors, scheme) as load_checkpoint_() has them for a pack-quantized layer.
 
-    checked, layer: what the reader says of the checkpoint, and of this layer. linear: that of the model.
+    checked, layer: what the reader reports of the checkpoint, and of this layer. linear: the model's layer.
     """
     n, k = layer["n"], layer["k"]
     if layer["kind"] == "awq":
@@ -29,7 +29,7 @@ def to_compressed_tensors(checked, layer, tensors, linear):
     result = {"weight_packed": pack_words(q), "weight_scale": tensors["scales"].T.contiguous()}
     result["weight_zero_point"] = pack_words(zeros).T.contiguous()
     bias = tensors.get("bias")
-    # Older programs of GPTQ give a bias to each layer.
+    # Older GPTQ programs give each layer a bias.
     if bias is not None and (layer["kind"] == "awq" or linear.bias is not None or bias.any()):
         result["bias"] = bias
     group = checked["group_size"] or layer["group"]
@@ -38,12 +38,12 @@ def to_compressed_tensors(checked, layer, tensors, linear):
 
 
 def drop_zero_points_of_zero(layers):
-    """Of the layers that such a checkpoint gave, where none has another one: each of these layouts stores some."""
+    """Drops the zero points of such a checkpoint's layers if all are 0: both layouts always store them."""
     if not any(layer.weight_zero_point.any() for layer in layers):
         for layer in layers:
             layer.weight_zero_point, layer.format = None, dataclasses.replace(layer.format, zero_point=False)
 
 
 def _awq_rows(words):
-    """int32 (R, OUT / 8) -> int8 (R, OUT), each 8 less than it is stored."""
+    """int32 (R, OUT / 8) -> int8 (R, OUT), the stored values minus 8."""
     return unpack_words(words, 8 * words.shape[1]).unflatten(1, (-1, 8))[:, :, _PLACE].flatten(1)

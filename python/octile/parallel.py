@@ -2,9 +2,10 @@
 
     parallelize_module(block, mesh, {"up": ColumnParallel(), "down": RowParallel(exact=True)})
 
-A column-parallel layer has the bits of one GPU by itself: a scale belongs to one token or one channel, and a rank has
-whole ones. A row-parallel layer has a part of each token. With exact=True a token's scale is the maximum over the
-ranks, sums travel in s32, and are scaled after that: again the bits of one GPU. docs/how-to/many-gpus.md has the rest.
+The output of a column-parallel layer has the bits of one GPU in any case: a scale belongs to one token or one channel,
+and a rank has whole ones. In a row-parallel layer, a rank has only a part of each token. With exact=True, a token's scale
+is the maximum over the ranks, and sums travel in s32 and are scaled afterwards: again the bits of one GPU.
+docs/how-to/many-gpus.md has the rest.
 """
 
 import math
@@ -23,11 +24,11 @@ _linear_int8 = torch.ops.octile.linear_int8.default
 _linear_backward = torch.ops.octile.linear_backward.default
 _collectives = torch.ops._c10d_functional
 
-EXACT_TERMS = 1024  # whose sum of int8 products, at most 2^24, is exact in f32
+EXACT_TERMS = 1024  # their sum of int8 products is at most 2^24, which is exact in f32
 LEAST_OF_X, LEAST_OF_DY = 1e-8, 2.0**-79  # docs/reference/contract.md
 
 
-# ---- What travels. `group`: a group's name; `tokens`: the dimension along which ranks have different tokens, or -1. ----
+# ---- Communication. `group`: a group's name; `tokens`: the dimension along which ranks have different tokens, or -1. ----
 
 
 def _sum(t, tokens, group, size):
@@ -59,9 +60,9 @@ def _own_scale(t, least):
 
 
 def quantize_shared(t, group, orientation=_c.ROW_MAJOR, least=LEAST_OF_X):
-    """t (R, C) of each rank as columns of one matrix that is quantized by rows: what torch.ops.octile.quantize gives."""
+    """Quantizes t (R, C), a rank's columns of one matrix, by whole rows: returns what torch.ops.octile.quantize does."""
     scale = _own_scale(t, least)
-    # As integers without a sign, in the order of positive floats, and above them NaN, which maxima of floats may lose.
+    # As integers, which order positive floats alike and put NaN above them; a maximum of floats may lose NaN.
     integer = torch.int64 if scale.dtype is torch.float64 else torch.int32
     bits = scale.view(integer) & torch.iinfo(integer).max
     scale = _collectives.wait_tensor(_collectives.all_reduce(bits, "max", group)).view(scale.dtype)
@@ -96,7 +97,7 @@ def _fma(a, b, c):
 
 
 def _scaled(acc, x_scale, w_scale, b, dtype):
-    """y of exact sums (..., N), as the kernels end: contract.md, "Forward"."""
+    """y from exact sums (..., N), as the kernels' epilogue computes it: contract.md, "Forward"."""
     scale, acc = x_scale[..., None] * w_scale, acc.float()
     y = acc * scale if b is None else _fma(acc, scale, b.float().expand_as(acc))
     # torch 2.11 compiles a Function that ends with a to() that does nothing into one whose gradients are 0.
@@ -195,12 +196,12 @@ class _Sharded(torch.autograd.Function):
 
 
 def _placed(layout, dimensions):
-    """The layout, of a tensor of so many dimensions; they count from the first."""
+    """The layout for a tensor with so many dimensions, counted from the first."""
     return Shard(layout.dim % dimensions) if isinstance(layout, Shard) else layout
 
 
 class Buffers:
-    """Buffers of layers for inference over the ranks of a mesh: this rank's part, of which a state_dict makes DTensors."""
+    """Buffers of inference layers over the ranks of a mesh: this rank's part, which a state_dict holds as DTensors."""
 
     exact = False
 
@@ -215,7 +216,7 @@ class Buffers:
         raise TypeError("octile: a layer that is split over ranks cannot be pickled; save its state_dict()")
 
     def cut(self, layer, name, dim):
-        """Leaves this rank its part of a buffer."""
+        """Keeps only this rank's part of a buffer."""
         self.placements[name] = Shard(dim)
         layer._buffers[name] = self._part(layer._buffers[name], dim)
 
@@ -230,7 +231,7 @@ class Buffers:
             state[prefix + name] = DTensor.from_local(state[prefix + name], self.mesh, (placement,), run_check=False)
 
     def load(self, layer, state, prefix):
-        """Of DTensors, or of whole tensors, this rank's part."""
+        """Takes this rank's part of DTensors or whole tensors."""
         for name, placement in self.placements.items():
             t, held = state.get(prefix + name), layer._buffers[name]  # None, once the layer is packed
             if isinstance(t, DTensor):
@@ -249,7 +250,7 @@ class Shards(Buffers):
         self.local_output = style.use_local_output
 
     def check_options(self, o):
-        """Raises ValueError where a layer that is split so cannot have these options."""
+        """Raises ValueError if a layer that is split this way cannot have these options."""
         if reason := refused_options(o, self.exact, self.row, not self.row and isinstance(self.input, Shard)):
             raise ValueError(f"octile: the layer is split over {self.size} ranks: {reason}")
 
@@ -258,9 +259,9 @@ class Shards(Buffers):
         return (n, k // self.size) if self.row else (n // self.size, k)
 
     def _check(self, layer, x):
-        """Of what cannot be cut: the sizes of x are checked where a rank has its part."""
+        """Refuses an x that cannot be split. Its sizes are checked once this rank has its part."""
         if type(x) is functional.QuantizedInput:
-            raise NotImplementedError("octile: a layer in parts (octile.parallel) takes tensors, no QuantizedInput")
+            raise NotImplementedError("octile: a layer that is split over ranks takes tensors, not a QuantizedInput")
         if not isinstance(x, torch.Tensor) or x.dim() == 0:
             functional.check_input(x, layer.in_features)
 
@@ -291,12 +292,12 @@ class Shards(Buffers):
         between = between if isinstance(between, Shard) and between != last else Replicate()
         wanted = gradient = last if self.row else between
         if isinstance(x, DTensor) and wanted == Replicate() and not exact:
-            gradient = Partial()  # added to that of other layers with this x, before it travels
+            gradient = Partial()  # added to that of other layers with the same x, before the collective
         local = self._enter(x, given, wanted, gradient)
         functional.check_input(local, wq.shape[1], ws.dtype)
         dtype = functional.autocast_dtype(local)
         if exact and dtype is torch.float64:
-            raise RuntimeError("octile: exact=True is not for float64")
+            raise RuntimeError("octile: exact=True does not support float64")
         if torch.compiler.is_compiling():  # as functional.traced()
             local = local.to(dtype)
         tokens = between.dim if isinstance(between, Shard) else -1
@@ -312,7 +313,7 @@ class Shards(Buffers):
         o, w, b = layer._options, layer.weight, layer.bias
         w, b = (t.to_local() if isinstance(t, DTensor) else t for t in (w, b))
         if not torch.is_grad_enabled():
-            w = w.detach()  # or what dW reads would be made
+            w = w.detach()  # otherwise the operands of dW would be made
         both = torch.is_grad_enabled() and x.requires_grad and o.dx == _c.INT8
         if self.row and self.exact and not isinstance(w, functional.GatheredWeight):
             wq, wt, ws = quantize_shared(w.detach(), self.group, _c.BOTH if both else _c.ROW_MAJOR)
@@ -342,7 +343,7 @@ class Shards(Buffers):
         return self._leave(layer._run(x, bias), last)
 
     def split(self, layer):
-        """Leaves this rank its part of the layer."""
+        """Keeps only this rank's part of the layer."""
         for name, t in layer._buffers.items():
             if t is None or t.numel() == 1:
                 continue
@@ -363,11 +364,11 @@ def refused_options(o, exact, row, tokens):
     if o.activation != _c.DYNAMIC_PER_TOKEN and (tokens or exact):
         return "it has one scale for all tokens (activation='per_tensor'), which no rank knows by itself"
     if exact and o.rounding:
-        return "exact=True and stochastic rounding: the random numbers of a rank are not those of one GPU"
+        return "exact=True does not support stochastic rounding: a rank's random numbers differ from those of one GPU"
     if exact and not row and (o.dx != _c.INT8 or o.gradient_block):
         return (
-            "exact=True: dX of a column-parallel layer is a sum over ranks, and exact with backward='int8-whole' alone; "
-            "other sums are of floats"
+            "exact=True: dX of a column-parallel layer is a sum over ranks, exact only with backward='int8-whole'; "
+            "otherwise floats are summed"
         )
     return ""
 
@@ -382,7 +383,7 @@ def _refusal(layer, style, size, row):
     if length % size:
         return f"{name} is {length}, which {size} ranks cannot share evenly"
     if not isinstance(style.output_layouts[0], (Replicate, Shard)):
-        return f"output_layouts is {style.output_layouts[0]}; Replicate and Shard are known"
+        return f"output_layouts is {style.output_layouts[0]}, expected Replicate or Shard"
     if trains:
         if any(type(p) is not nn.Parameter for p in layer._parameters.values() if p is not None):
             return "its parameters are not plain ones: parallelize_module() comes before octile.fsdp.prepare_() and fully_shard()"
@@ -403,12 +404,12 @@ def _refusal(layer, style, size, row):
         if row and (layer.group and part % layer.group or layer.format.bits == 4 and part % 2):
             return f"a rank would have {part} of its inputs, which is not a multiple of its group, {layer.group}"
         if style.exact and not row:
-            return "exact=True: its dX is a sum of floats; y has the bits of one GPU without"
+            return "exact=True: its dX is a sum of floats; y has the bits of one GPU without exact=True"
         if style.exact and not (type(layer) is W8A8Linear and layer.group is None):
-            return "exact=True: its sums are of floats; those of octile.Linear and of a W8A8Linear without groups are of integers"
+            return "exact=True: it sums floats; octile.Linear and W8A8Linear without groups sum integers"
     if style.exact:
         if (layer.weight.dtype if trains else layer.weight_dtype) is torch.float64:
-            return "exact=True is not for float64"
+            return "exact=True does not support float64"
         terms = layer.in_features if row else layer.out_features
         if terms > functional.LONGEST_SUM:
             return f"exact=True: a sum of {terms} int8 products does not fit into 32 bits"
@@ -416,15 +417,15 @@ def _refusal(layer, style, size, row):
 
 
 def _split(layer, style, mesh, row):
-    """What the two styles do to a layer; None: it is none of octile's."""
-    # First: what is refused is refused on all ranks, and so is a layer that only some have converted.
+    """Splits a layer, for both styles; None if it is not one of octile's."""
+    # First, so that all ranks refuse together, and also refuse a layer that only some have converted.
     facts = {"the layer to be split": f"{agreement.described(layer)}, {style!r}, exact={style.exact}"}
     agreement.check(facts, mesh.get_group(), mesh.device_type)
     if not isinstance(layer, (Linear, _Inference)):
         if type(layer).__module__.startswith("octile."):
             raise ValueError(f"octile: {type(layer).__name__} cannot be split over ranks; octile.Linear can")
         if style.exact:
-            raise ValueError(f"octile: exact=True is for layers of octile's, not for {type(layer).__name__}")
+            raise ValueError(f"octile: exact=True requires one of octile's layers, not {type(layer).__name__}")
         return None
     if reason := _refusal(layer, style, mesh.size(), row):
         raise ValueError(f"octile: {layer!r} cannot be split over {mesh.size()} ranks: {reason}")
@@ -440,8 +441,8 @@ def _split(layer, style, mesh, row):
 class ColumnParallel(ColwiseParallel):
     """torch's ColwiseParallel for octile's layers; other layers are split as torch does.
 
-    Forward, dW and dB have the bits of one GPU. dX is a sum over ranks, in its own type. exact=True makes that a sum of
-    integers: for octile.Linear with backward="int8-whole". With input_layouts=Shard(1), tokens travel as int8.
+    Forward, dW and dB have the bits of one GPU. dX is a sum over ranks, in its own type. exact=True sums
+    integers instead, for octile.Linear with backward="int8-whole". With input_layouts=Shard(1), tokens travel as int8.
     """
 
     def __init__(self, *, exact=False, **words):
@@ -457,7 +458,7 @@ class RowParallel(RowwiseParallel):
 
     Each rank quantizes its part of each token and channel with its own scales, and y is summed over ranks in y's type. With
     exact=True, scales are maxima over ranks, and 4-byte integers are summed: y and int8 gradients have the bits of one GPU.
-    For octile.Linear and for W8A8Linear without groups.
+    exact=True supports octile.Linear and W8A8Linear without groups.
     """
 
     def __init__(self, *, exact=False, **words):

@@ -218,7 +218,7 @@ def layouts(meshes, rank):
         row(torch.ones(4, WIDTH, device=ranks.device))
     with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
         row(part(x.double(), mesh, 1))
-    with pytest.raises(RuntimeError, match="exact=True is not for float64"):
+    with pytest.raises(RuntimeError, match="exact=True does not support float64"):
         row.double()(part(x.double(), mesh, 1))
     some = torch.ones(2 - mesh.get_local_rank(), WIDTH, device=ranks.device)
     uneven = DTensor.from_local(some, mesh, (Shard(0),), shape=(3, WIDTH), stride=(WIDTH, 1))
@@ -474,27 +474,27 @@ def refused_parallel(meshes, rank):
         (octile.Linear(8, 8, per_channel=False), ColumnParallel(), "one scale for its whole weight"),
         (octile.Linear(8, 8, activation="per_tensor"), RowParallel(exact=True), "one scale for all tokens"),
         (octile.Linear(8, 8, activation="per_tensor"), ColumnParallel(input_layouts=Shard(1)), "one scale for all tok"),
-        (octile.Linear(8, 8, backward="int8"), ColumnParallel(exact=True), "exact with backward='int8-whole' alone"),
-        (octile.Linear(8, 8, backward="16bit"), ColumnParallel(exact=True), "exact with backward='int8-whole' alone"),
-        (octile.Linear(8, 8, rounding="stochastic"), RowParallel(exact=True), "and stochastic rounding"),
-        (octile.Linear(8, 8, dtype=torch.float64), RowParallel(exact=True), "exact=True is not for float64"),
+        (octile.Linear(8, 8, backward="int8"), ColumnParallel(exact=True), "exact only with backward='int8-whole'"),
+        (octile.Linear(8, 8, backward="16bit"), ColumnParallel(exact=True), "exact only with backward='int8-whole'"),
+        (octile.Linear(8, 8, rounding="stochastic"), RowParallel(exact=True), "does not support stochastic rounding"),
+        (octile.Linear(8, 8, dtype=torch.float64), RowParallel(exact=True), "exact=True does not support float64"),
         (octile.Linear(131_072, 2, device="meta"), RowParallel(exact=True), "131072 int8 products does not fit"),
         (octile.QuantizedLinear(8, 8, device="cpu"), ColumnParallel(), "QuantizedLinear cannot be split over ranks"),
-        (nn.Linear(8, 8), RowParallel(exact=True), "exact=True is for layers of octile's, not for Linear"),
+        (nn.Linear(8, 8), RowParallel(exact=True), "exact=True requires one of octile's layers, not Linear"),
         (packed, ColumnParallel(), r"it is packed: pack_\(\) comes after parallelize_module\(\)"),
         (
             octile.W4A16Linear.from_linear(linear),
             RowParallel(),
             "64 of its inputs, which is not a multiple of its group",
         ),
-        (octile.W4A16Linear.from_linear(linear, group=32), RowParallel(exact=True), "its sums are of floats"),
+        (octile.W4A16Linear.from_linear(linear, group=32), RowParallel(exact=True), "it sums floats"),
         (tuned, RowParallel(), "its bias is a parameter"),
         (mixture[0], ColumnParallel(), "its outputs are the channels of several experts"),
     ]
     cases += [
         (octile.W8A8Linear.from_linear(linear), ColumnParallel(exact=True), "its dX is a sum of floats"),
         (tuned, ColumnParallel(), "its bias is a parameter"),
-        (octile.Linear(8, 8), RowParallel(output_layouts=Partial()), r"output_layouts is .*; Replicate and Shard"),
+        (octile.Linear(8, 8), RowParallel(output_layouts=Partial()), r"output_layouts is .*, expected Replicate"),
     ]
     for layer, style, reason in cases:
         with pytest.raises(ValueError, match=reason):
@@ -530,7 +530,7 @@ def refused_parallel(meshes, rank):
     for layer in (octile.Linear(8, 8), octile.W8A8Linear(8, 8)):
         parallelize_module(layer, mesh, RowParallel())
         for x, error, reason in (
-            (octile.quantize_input(torch.ones(2, 4)), NotImplementedError, "takes tensors, no QuantizedInput"),
+            (octile.quantize_input(torch.ones(2, 4)), NotImplementedError, "takes tensors, not a QuantizedInput"),
             (torch.tensor(1.0), RuntimeError, r"x is \(\)"),
             ([1.0], TypeError, "x is a list, expected a tensor"),
             (torch.ones(2, 4, dtype=torch.float64), RuntimeError, "float64 only goes with float64"),
