@@ -19,13 +19,13 @@ from .parallel import Buffers, _fma
 
 _quantize = torch.ops.octile.quantize.default
 
-IN_CACHE = 2**15  # values of a part of an exact sum, whose steps are many: on a CPU an eighth of the time
+IN_CACHE = 2**15  # values per part of an exact sum, which has many steps: an eighth of the time on a CPU
 
 
 def _travel(parts, sent, received, group):
-    """Rows of several tensors, in one collective. sent, received: how many go to and come from each rank.
+    """Exchanges rows of several tensors in one collective. sent, received: how many go to and come from each rank.
 
-    Returns what has come, and behind it a row of zeros.
+    Returns the rows received, followed by a row of zeros.
     """
     parts = [t[:, None] if t.dim() == 1 else t for t in parts]
     # As one row of bytes first: torch asks for a last stride of 1, which an empty tensor or a single column need not have.
@@ -41,11 +41,11 @@ def _travel(parts, sent, received, group):
 
 
 class Exchange:
-    """One call's tokens on their way to the ranks of their experts and back.
+    """Sends one call's tokens to the ranks of their experts, and the results back.
 
-    A slot's row lies on the rank of its expert among that rank's sorted rows, and travels in the order of ranks, tokens and
-    slots. x (tokens, IN) are those that have come here, x_scale their scales or None, and sorted_rows is sort_by_expert()
-    of the slots that are of this rank's experts, without places.
+    A slot's row is among the sorted rows of its expert's rank, and travels in the order of ranks, tokens and slots. x
+    (tokens, IN) are the tokens received, x_scale their scales or None, and sorted_rows is sort_by_expert() of the slots of
+    this rank's experts, without places.
     """
 
     def __init__(self, shards, x, index, facts):
@@ -56,7 +56,7 @@ class Exchange:
         needed = (owner == torch.arange(size, device=owner.device)[:, None, None]).any(-1)
         to, self._token = needed.nonzero().unbind(1)
         self._count(needed.sum(1), torch.bincount(owner.flatten(), minlength=size + 1)[:size], (slots, *facts))
-        # Where a slot's row will lie among those that come back; nobody's is the row of zeros.
+        # Each slot's row among those that come back; for slots without an expert, the row of zeros.
         rows = sum(self._rows_out)
         leaving = torch.sort(owner.flatten(), stable=True).indices[:rows]
         place = leaving.new_full((tokens * slots,), rows)
@@ -81,7 +81,7 @@ class Exchange:
         self.sorted_rows = offsets, (self._slot // slots).int(), None
 
     def _count(self, tokens, rows, facts):
-        """How many tokens and rows travel from and to each rank; and whether ranks call alike."""
+        """How many tokens and rows travel from and to each rank. Checks that the ranks' calls match."""
         mine = torch.stack([tokens, rows, *(torch.full_like(rows, fact) for fact in facts)], 1)
         others = torch.empty_like(mine)
         dist.all_to_all_single(others, mine, group=self._group)
@@ -95,16 +95,16 @@ class Exchange:
                 )
 
     def _to_experts(self, *parts):
-        """Of tokens, to the ranks of their experts."""
+        """Sends tokens to the ranks of their experts."""
         return _travel(parts, list(self._tokens_out), list(self._tokens_in), self._group)
 
     def _home(self, rows):
-        """Of sorted rows, to the ranks of their tokens: (rows + 1, columns), the last one zeros."""
+        """Sends sorted rows to the ranks of their tokens: (rows + 1, columns), the last one zeros."""
         rows = rows.index_select(0, self._arrived)
         return _travel([rows], list(self._rows_in), list(self._rows_out), self._group)[0]
 
     def returned(self, dtype):
-        """The type in which rows come back, for x of this one."""
+        """The type in which rows come back, for x of type `dtype`."""
         return torch.float32 if self._shards.exact else dtype
 
     def sum(self, z, router_weight, dtype):
@@ -152,7 +152,7 @@ def _described(slots, dtype, asking):
 
 
 class ExpertShards(Buffers):
-    """How experts are split over the ranks of a mesh: rank r has those from r * held on."""
+    """How experts are split over the ranks of a mesh: rank r has `held` of them, from r * held on."""
 
     def __init__(self, module, mesh, exact):
         super().__init__(mesh)
@@ -164,12 +164,12 @@ class ExpertShards(Buffers):
     @staticmethod
     @torch.compiler.disable  # importing it takes long, so it is here
     def in_eager_code(function, *arguments):
-        """How many rows travel depends on their values, which a graph cannot have."""
+        """The number of rows that travel depends on values, which a graph cannot express."""
         return function(*arguments)
 
     def exchange(self, module, x, index, weights):
         if self.exact and x.dtype is torch.float64:
-            raise RuntimeError("octile: exact=True is not for float64")
+            raise RuntimeError("octile: exact=True does not support float64")
         asking = 0
         if torch.is_grad_enabled():
             asked = x.requires_grad, weights.requires_grad, any(p.requires_grad for p in module.parameters())
@@ -228,12 +228,12 @@ class ExpertParallel(ParallelStyle):
     def _apply(self, module, device_mesh):
         if device_mesh.ndim != 1:
             raise ValueError(
-                f"octile: experts are split over one dimension of a mesh, and {device_mesh} has {device_mesh.ndim}"
+                f"octile: experts are split over a mesh with one dimension, and {device_mesh} has {device_mesh.ndim}"
             )
         layers, count = _layers(module), getattr(module, "num_experts", "none")
         facts = {"the experts to be split": f"{count} of {agreement.described(module)}, exact={self.exact}"}
         facts |= {name: agreement.described(layer) for name, layer in layers.items()}
-        # First: what is refused is refused on all ranks, and so are experts that only some have converted.
+        # First, so that all ranks refuse together, and also refuse experts that only some have converted.
         agreement.check(facts, device_mesh.get_group(), device_mesh.device_type)
         if not isinstance(module, (Experts, TrainedExperts)):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The experts of a mixture: octile.Experts, and how it is made of the fused experts of Transformers' models."""
+"""Mixtures of experts: octile.Experts, and its conversion from the fused experts of Transformers' models."""
 
 import math
 
@@ -17,7 +17,7 @@ _LAYERS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
 
 
 def sort_by_expert(experts, index):
-    """The rows of a mixture, sorted by expert: (offsets, token, place), int32, on index's device; nothing waits for it.
+    """The rows of a mixture, sorted by expert: (offsets, token, place), int32, on index's device, without a synchronization.
 
     index (tokens, slots): the expert of each token's slot; values outside 0..experts - 1 belong to no expert. The sorted rows of an
     expert are in the order of tokens, then slots. offsets (experts + 1); token (rows): whose row it is; place (tokens,
@@ -37,7 +37,7 @@ def grouped_linear(x, layer, sorted_rows, bias=None, router_weight=None, exchang
 
     x (tokens, IN), sorted_rows from sort_by_expert(). Returns (rows, OUT) in x's type. With router_weight (tokens, slots) x
     is (rows, IN), and the result (tokens, OUT): each row the weighted sum of its slots' rows. x, bias and router_weight
-    may ask for gradients; the layer has none. exchange: the expert_parallel.Exchange of experts that are split over ranks:
+    may require gradients; the layer has none. exchange: the expert_parallel.Exchange of experts that are split over ranks:
     tokens are this rank's, rows those of its experts.
     """
     buffers, format = layer._buffers, layer.format.fields()
@@ -69,7 +69,7 @@ def _forward(x, bias, router_weight, sorted_rows, packed, plain, words, exchange
 
 
 def _multiplied(x, x_scale, sorted_rows, stored, bias, router_weight, words, dtype, exchange):
-    """The rows of experts that take tokens, x, or the tokens of experts that take rows."""
+    """Rows from tokens x (the first layer), or tokens from rows x (the second one, with router_weight)."""
     offsets, token, place = sorted_rows
     if exchange is None or router_weight is None:
         token, place = (token, None) if router_weight is None else (None, place)
@@ -115,7 +115,7 @@ class _Grouped(torch.autograd.Function):
 
 
 def _through_sum(dy, router_weight, sorted_rows, z, exchange):
-    """Of dY (tokens, OUT): that of the sorted rows, and the gradient of the router's weights, where their z is given."""
+    """From dY (tokens, OUT): dY of the sorted rows and, given their z, the gradient of the router's weights."""
     if exchange is not None:
         return exchange.through_sum(dy, router_weight, z)
     offsets, token, place = sorted_rows
@@ -162,8 +162,8 @@ def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_fe
 
 
 def _through_columns(dy, offsets, weight, scale, zero_point, k):
-    """dX (rows, K) of a weight in groups, those of all experts in one call: a graph cannot have a loop over the experts'
-    rows, whose numbers a GPU's host does not know either. On a CPU it takes two to twelve times as long as that."""
+    """dX (rows, K) of a weight in groups, a group of all experts in one call. A graph cannot loop over the experts' rows,
+    and a GPU's host does not know how many there are. On a CPU this takes two to twelve times as long as the loop."""
     levels = quantizer.unpack(weight, k) if weight.dtype is torch.uint8 else weight
     levels = levels.view(len(levels), scale.shape[1], -1)
     if zero_point is not None:
@@ -181,7 +181,7 @@ def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=Non
     if bias is not None and bias.dtype is not x.dtype:
         bias = bias.to(x.dtype)
     random = options.rounding and not torch.compiler.is_compiling()
-    seed = next(functional._seeds) << 32 if random else 0  # expert e has seed + e, which is no other call's
+    seed = next(functional._seeds) << 32 if random else 0  # expert e has seed + e, which no other call uses
     if random and exchange is not None:
         seed += exchange.first
     return _Trained.apply(x, weight, bias, router_weight, *sorted_rows, tuple(options), seed, exchange)
@@ -235,7 +235,7 @@ class _Trained(torch.autograd.Function):
 
 
 class _Routed(nn.Module):
-    """Experts by the rows of a router: two layers, and a gate between them."""
+    """Experts that a router selects for each token: two layers with a gate between them."""
 
     _parallel = None  # the expert_parallel.ExpertShards of experts that are split over ranks
 
@@ -305,9 +305,9 @@ class Experts(_Routed):
     ):
         super().__init__()
         self.num_experts, self._names, self._gate = experts, tuple(names), gate
-        self._kind = None  # Transformers' class that it was made of
+        self._kind = None  # Transformers' class that it was made from
         if not isinstance(experts, int) or experts < 1:
-            raise ValueError(f"octile: experts is {experts!r}, expected a number from 1 on")
+            raise ValueError(f"octile: experts is {experts!r}, expected an integer of at least 1")
         for name, layer, bias in zip(names, (up, down), (up_bias, down_bias), strict=True):
             if reason := _unfit_layer(layer, experts, bias):
                 raise ValueError(f"octile: {name}: {reason}")
@@ -331,7 +331,7 @@ class Experts(_Routed):
 
 
 class TrainedExperts(_Routed):
-    """Transformers' fused experts whose products are of int8, as octile.Linear's: what Int8Training makes of them.
+    """Transformers' fused experts with int8 products, as in octile.Linear; Int8Training converts to them.
 
     The parameters are the same objects, in the same shapes. x and the weights are quantized in every call, x per token.
     """
@@ -365,11 +365,11 @@ def _unfit_layer(layer, experts, bias=None):
     if not isinstance(layer, _LAYERS):
         return f"a {type(layer).__name__}, expected {', '.join(kind.__name__ for kind in _LAYERS[:-1])} or W4A16Linear"
     if layer.out_features % experts:
-        return f"{layer.out_features} channels are not those of {experts} experts"
+        return f"{layer.out_features} channels do not divide into {experts} experts"
     if layer.bias is not None:
         return "the layer has a bias; those of experts are up_bias and down_bias"
     if layer.packed_weight is not None and layer.experts != experts:
-        return f"the layer is packed, not as {experts} experts are: octile.pack_() comes after octile.Experts()"
+        return f"the layer is packed, but not for {experts} experts: octile.pack_() comes after octile.Experts()"
     shape = experts, layer.out_features // experts
     if bias is not None and bias.shape != shape:
         return f"its bias is {tuple(bias.shape)}, expected {shape}"
@@ -377,7 +377,7 @@ def _unfit_layer(layer, experts, bias=None):
 
 
 def _check_routing(index, weights, tokens):
-    """On a GPU nothing else would see that they are not of these tokens."""
+    """On a GPU, nothing else would notice that they do not match the tokens."""
     for name, t in (("index", index), ("weights", weights)):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"octile: {name} is a {type(t).__name__}, expected a tensor")
@@ -407,27 +407,27 @@ def unfit(module):
     if "forward" in module.__dict__:
         return "its forward was replaced, on the instance"
     if module.has_post_expert_norm:
-        return "it normalizes what each expert gives"
+        return "it normalizes the output of each expert"
     if getattr(module, "_parallel", None) is not None or module._is_expert_parallel:
         return "its experts are split among processes"
     for name in names(module):
         w = module._parameters.get(name)
         if type(w) is not nn.Parameter or w.dim() != 3:
-            return f"its {name} is no parameter of three dimensions"
+            return f"its {name} is not a parameter with three dimensions"
         if w.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             return f"its {name} is {w.dtype}"
     return ""
 
 
 def names(module):
-    """Of the two weights."""
+    """Of the module's two weights."""
     return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
 
 
 def as_linear(module, name, weight=None):
-    """A torch.nn.Linear over the weight of all experts, one's channels after the other's.
+    """A torch.nn.Linear over the weights of all experts, one expert's channels after the other's.
 
-    weight: another than the module's.
+    weight: used instead of the module's.
     """
     weight = module._parameters[name].detach() if weight is None else weight
     if module.is_transposed:
@@ -451,9 +451,11 @@ def from_module(module, up, down):
 
 
 def to_module(module, dtype=None):
-    """Transformers' module that these experts were made of, with the dequantized weights, in `dtype` or their own."""
+    """The Transformers module that these experts were made from, with dequantized weights in `dtype` or their own."""
     if module._kind is None:
-        raise ValueError("octile: these experts were not made of a module of Transformers: there is none to go back to")
+        raise ValueError(
+            "octile: these experts were not made from a Transformers module and cannot be converted to one"
+        )
     _refuse_split(module)
     new = module._kind.__new__(module._kind)
     torch.nn.Module.__init__(new)
@@ -469,7 +471,9 @@ def to_module(module, dtype=None):
 
 def _refuse_split(module):
     if module._parallel is not None:
-        raise ValueError("octile: these experts are split over ranks, and this one has a part: save their state_dict()")
+        raise ValueError(
+            "octile: these experts are split over ranks, and this rank has only a part: save their state_dict()"
+        )
 
 
 def _activate(module, up):
@@ -478,14 +482,14 @@ def _activate(module, up):
 
 # ---- In files, where each expert has linear layers of its own ----
 
-# Their names, as llm-compressor writes them of a model of Transformers, and as older files have them.
+# Their names, as llm-compressor writes them for Transformers' models, and as in older files.
 _IN_FILES = {part: part for part in ("gate_proj", "up_proj", "down_proj")}
 _IN_FILES |= {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 def left_random(model, mixtures):
-    """The names of octile.Experts that Transformers leaves at random, where files hold each expert's layers by
-    themselves: it reads those of some models from one tensor alone, and W8A8 without a gate from none."""
+    """The names of octile.Experts that Transformers leaves at random if files hold each expert's layers separately: for
+    some models it reads only fused tensors, and it does not read W8A8 without a gate at all."""
     known = conversions(model)
     if known is None:
         return []
@@ -514,7 +518,7 @@ def names_in_files(model):
 
 
 def _rows(module, experts, channels, part):
-    """Which of the channels of a module's layer each expert's `part` is: (the layer's name, slices)."""
+    """The channels of a module's layer that are each expert's `part`: (the layer's name, slices)."""
     up, down = module._names if isinstance(module, Experts) else names(module)
     size = channels // experts
     if part == "down_proj" or up == "up_proj":
@@ -526,7 +530,7 @@ def _rows(module, experts, channels, part):
 
 
 def parts(module):
-    """The names in files of what an expert consists of."""
+    """The names in files of the layers of an expert."""
     up = (module._names if isinstance(module, Experts) else names(module))[0]
     return ("gate_proj", "up_proj", "down_proj") if up == "gate_up_proj" else ("up_proj", "down_proj")
 
@@ -554,7 +558,7 @@ def split(module, known):
 
 
 def in_files(modules, name):
-    """Of a layer's name in files: the name of Transformers' experts that it belongs to, the expert and its part; or None.
+    """For a layer's name in files: the name of the Transformers experts it belongs to, the expert and its part; or None.
 
     Raises ValueError for experts that octile.Experts does not compute.
     """
@@ -563,12 +567,12 @@ def in_files(modules, name):
     if part not in _IN_FILES or not number.isdecimal() or parent not in modules or not is_experts(modules[parent]):
         return None
     if reason := unfit(modules[parent]):
-        raise ValueError(f"octile: {name} is of quantized experts, which {parent} cannot be: {reason}")
+        raise ValueError(f"octile: {name} belongs to quantized experts, which {parent} cannot be: {reason}")
     return parent, int(number), _IN_FILES[part]
 
 
 def one_linear(module, number, part):
-    """The linear layer that an expert's part is, without values; None: there is no such expert."""
+    """One part of an expert as a linear layer without values, or None if there is no such expert."""
     layer_name, down = names(module)
     weight = module._parameters[down if part == "down_proj" else layer_name]
     experts, n, k = weight.shape
@@ -589,7 +593,7 @@ def check_complete(where, module, layers):
 
 
 def join(where, module, layers):
-    """octile.Experts in place of Transformers' module, of the layers of all its experts by (expert, part)."""
+    """octile.Experts in place of Transformers' module, from the layers of all its experts by (expert, part)."""
     count, made, biases = module._parameters["down_proj"].shape[0], [], []
     check_complete(where, module, layers)
     for name, own in zip(names(module), (parts(module)[:-1], parts(module)[-1:]), strict=True):
@@ -597,10 +601,10 @@ def join(where, module, layers):
         channels = sum(layers[e, part].out_features for e in range(count) for part in own)
         rows = {part: _rows(module, count, channels, part)[1] for part in own}
         if any(layer.format != first.format or type(layer) is not type(first) for layer in layers.values()):
-            raise ValueError(f"octile: {where}: its experts are quantized in several ways")
+            raise ValueError(f"octile: {where}: its experts are quantized in different ways")
         if not isinstance(first, _LAYERS):
             raise ValueError(
-                f"octile: {where}: its experts are of {type(first).__name__}, which octile.Experts has none of"
+                f"octile: {where}: its experts are {type(first).__name__}, which octile.Experts does not support"
             )
 
         def whole(of, channels=channels, own=own, rows=rows):

@@ -14,7 +14,7 @@ from torch import nn
 from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
 from .dequantized import written
 
-# Not at once: `parallel`, `agreement` and DTensor, which need torch.distributed.
+# Imported later: `parallel`, `agreement` and DTensor, which need torch.distributed.
 
 ONE_SCALE = "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
 CACHED = "its weight is cached by cache_weights_(): call remove() first"
@@ -24,21 +24,21 @@ _quantize = torch.ops.octile.quantize.default
 
 
 class _State:
-    """Of all views of one weight: how often it was written, the plain tensor that state_dict() gives away, and the int8
-    values that were made of it."""
+    """Shared by all views of one weight: how often it was written, the plain tensor that state_dict() returns, and the
+    int8 values made from it."""
 
     key = tensors = stream = given = None
     writes = 0
 
     def __init__(self, likeness=None):
-        self.likeness = likeness  # of all weights of the model
+        self.likeness = likeness  # shared by all weights of the model
 
     def __reduce__(self):  # copies and pickles start afresh
         return _State, ()
 
 
 class _Likeness:
-    """Asks once whether the ranks that gather a model have the same one."""
+    """Checks once that the ranks that gather a model have the same one."""
 
     def __init__(self, facts):
         self.facts, self.groups, self.mesh = facts, set(), None
@@ -56,7 +56,7 @@ class _Likeness:
 
 
 class _Whole(NamedTuple):
-    """The weight that all shards make; with tensor parallelism, this rank's part of the layer's."""
+    """The weight that all shards make up; with tensor parallelism, this rank's part of the layer's."""
 
     channels: int
     in_features: int
@@ -64,8 +64,8 @@ class _Whole(NamedTuple):
 
 
 class ShardedWeight(torch.Tensor):
-    """A float weight, or the rows of it that one rank holds, which FSDP2 gathers as int8. Any operation works as on the
-    plain tensor inside, and sees to it that a write is noticed."""
+    """A float weight, or the rows of it that one rank holds, which FSDP2 gathers as int8. Operations work as on the plain
+    tensor inside, and writes are counted."""
 
     _COPIES = (
         _aten._pin_memory.default,
@@ -96,7 +96,7 @@ class ShardedWeight(torch.Tensor):
 
     @data.setter
     def data(self, values):
-        # Torch alone would take over the sizes and the type, and leave the values as they are.
+        # Torch by itself would take over the sizes and the type, but not the values.
         new = ShardedWeight(_plain(values).detach(), self._whole, _State(self._state.likeness))
         torch.Tensor.data.__set__(self, new)
         self._values, self._state = new._values, new._state
@@ -145,7 +145,7 @@ class ShardedWeight(torch.Tensor):
 
 
 def _plain(argument):
-    """An operation's argument, with the tensors inside for ShardedWeights."""
+    """An operation's argument, with each ShardedWeight replaced by the tensor inside."""
     if type(argument) is ShardedWeight:
         return argument._values
     if isinstance(argument, (list, tuple)):
@@ -154,12 +154,12 @@ def _plain(argument):
 
 
 class _Gather(NamedTuple):
-    """Makes what FSDP2 gathers of a ShardedWeight. FSDP2 reads the signature before each call: of a method that takes
+    """Makes what FSDP2 gathers of a ShardedWeight. FSDP2 reads the signature before each call; for a method, that takes
     longer than the call."""
 
     weight: ShardedWeight
 
-    # With this signature, the older of two, FSDP2 does not want scales of the weight's size where shards are uneven.
+    # With this signature, the older of two, FSDP2 does not require scales of the weight's size when shards are uneven.
     __signature__ = inspect.Signature([inspect.Parameter("mesh", inspect.Parameter.POSITIONAL_ONLY)])
 
     def __call__(self, mesh):
@@ -169,8 +169,8 @@ class _Gather(NamedTuple):
             state.likeness.check(mesh, values.device)
         if values.dim() != 2 or values.shape[1] != in_features:
             raise RuntimeError(
-                f"octile: a weight {(channels, in_features)} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
-                "sharded along its output channels, fully_shard's default"
+                f"octile: a weight {(channels, in_features)} is sharded as {tuple(values.shape)}; weights gathered as int8 must be "
+                "sharded along their output channels, fully_shard's default"
             )
         stream = torch._C._cuda_getCurrentStream(values.get_device()) if values.is_cuda else None
         if group is None:
@@ -178,8 +178,8 @@ class _Gather(NamedTuple):
             key = state.writes, versions, values.data_ptr(), values.shape
             changed = state.key != key
         else:
-            # The ranks' maximum is a collective, and no rank knows whether another's values have changed. So each forward
-            # takes it, and a backward, which is a graph task of autograd, gathers what its forward made.
+            # The maximum over ranks is a collective, and no rank knows whether another's values have changed. So each
+            # forward computes it, and a backward, a graph task of autograd, gathers what its forward made.
             key = None
             changed = state.tensors is None or torch._C._current_graph_task_id() == -1
         if changed:
@@ -189,7 +189,7 @@ class _Gather(NamedTuple):
                 from .parallel import quantize_shared
 
                 q, _, scale = quantize_shared(values, group)
-            missing = -(-channels // mesh.size()) - len(values)  # of the last ranks
+            missing = -(-channels // mesh.size()) - len(values)  # rows that the last ranks lack
             if missing > 0:
                 q, scale = nn.functional.pad(q, (0, 0, 0, missing)), nn.functional.pad(scale, (0, missing))
             state.key, state.tensors, state.stream = key, (q.contiguous(), scale), stream
@@ -269,7 +269,7 @@ def _like(weight, values):
 
 def _save(layer, state_dict, prefix, _):
     """state_dict() gets the plain values: the same memory, and always the same tensor, so that its version counter and
-    that of its local tensor tell of writes."""
+    that of its local tensor show writes."""
     name, weight = f"{prefix}weight", layer._parameters["weight"]
     if name in state_dict and state_dict[name] is not weight and gathers_int8(weight):
         local = _local(weight)
@@ -293,7 +293,7 @@ def _refusal(layer):
 
     weight = layer._parameters.get("weight")
     if not isinstance(layer, Linear):
-        return "its weight is (IN, OUT), whose shards along IN have no scale per output channel; octile.Linear has"
+        return "its weight is (IN, OUT), and shards along IN have no scale per output channel; use octile.Linear"
     split = layer._parallel is not None and weight.device_mesh == layer._parallel.mesh and not gathers_int8(weight)
     if type(weight) is not nn.Parameter and not split:
         kind = type(_local(weight) if gathers_int8(weight) else weight).__name__

@@ -261,10 +261,10 @@ def test_refuses_layers():
     static = octile.W8A8StaticLinear.from_linear(torch.nn.Linear(K, E * 2 * I, bias=False), 0.05)
     bias = torch.nn.Parameter(torch.zeros(E * 2 * I))
     for arguments, words, reason in (
-        ((7, up, down), {}, "gate_up_proj: 960 channels are not those of 7 experts"),
-        ((0, up, down), {}, "experts is 0, expected a number from 1 on"),
+        ((7, up, down), {}, "gate_up_proj: 960 channels do not divide into 7 experts"),
+        ((0, up, down), {}, "experts is 0, expected an integer of at least 1"),
         ((E, biased, down), {}, "gate_up_proj: the layer has a bias"),
-        ((E, packed, down), {}, "gate_up_proj: the layer is packed, not as 5 experts are"),
+        ((E, packed, down), {}, "gate_up_proj: the layer is packed, but not for 5 experts"),
         ((E, static, down), {}, "gate_up_proj: a W8A8StaticLinear, expected W8A8Linear"),
         ((E, up, torch.nn.Linear(I, E * K)), {}, "down_proj: a Linear, expected W8A8Linear"),
         ((E, up, layer(octile.W8A8Linear, K, K)), {}, "gives each of 5 experts 192 values, expected twice the 64"),
@@ -434,7 +434,9 @@ def test_checkpoints_of_other_experts(tmp_path):
     octile.quantize_(model, octile.W8A8Dynamic())
     octile.save_checkpoint(model, tmp_path)
     fresh.model.layers[0].mlp.experts.has_post_expert_norm = True
-    with pytest.raises(ValueError, match="which model.layers.0.mlp.experts cannot be: it normalizes what each expert"):
+    with pytest.raises(
+        ValueError, match="which model.layers.0.mlp.experts cannot be: it normalizes the output of each expert"
+    ):
         octile.load_checkpoint_(fresh, tmp_path)
     # With one scale for x.
     tensors = load_file(tmp_path / "model.safetensors")
@@ -445,7 +447,7 @@ def test_checkpoints_of_other_experts(tmp_path):
     group["input_activations"] |= {"dynamic": False, "strategy": "tensor"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for load in (lambda: octile.load_checkpoint_(zoo.make("mixtral"), tmp_path), lambda: from_checkpoint(tmp_path)):
-        with pytest.raises(ValueError, match="experts: its experts are of W8A8StaticLinear"):
+        with pytest.raises(ValueError, match="experts: its experts are W8A8StaticLinear"):
             load()
 
 

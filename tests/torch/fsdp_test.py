@@ -366,7 +366,7 @@ def refusals(meshes, rank):
     fsdp.prepare_(model)
     shard(model, meshes[2], shard_placement_fn=lambda p: Shard(p.dim() - 1) if p.shape[-1] % 2 == 0 else None)
     with pytest.raises(
-        RuntimeError, match=r"a weight \(33, 40\) is sharded as \(33, 20\); .* along its output channels"
+        RuntimeError, match=r"a weight \(33, 40\) is sharded as \(33, 20\); .* along their output channels"
     ):
         model(x)
     model = shard(Net(), meshes[2])
