@@ -4,7 +4,7 @@ config.json that says how they are quantized.
     int-quantized    weight int8 (OUT, IN), weight_scale (OUT, 1), (1) or (OUT, IN / group), static: input_scale (1)
     pack-quantized   weight_packed int32 (OUT, IN * bits / 32), weight_scale (OUT, IN / group), weight_shape (2)
 
-Weights of few bits are read from both; save_checkpoint() packs them.
+Weights of fewer than 8 bits are read from both; save_checkpoint() packs them.
 """
 
 import pathlib
@@ -25,19 +25,19 @@ SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "qweight", "
 
 
 def load_checkpoint_(model, folder):
-    """Loads a quantized checkpoint into `model`, in place, and returns it; it has to be built from the same config.
+    """Loads a quantized checkpoint into `model`, in place, and returns it. The model must be built from the same config.
 
     It reads the layouts of compressed-tensors, and 4-bit AWQ and GPTQ.
 
     folder: a folder or a single safetensors file; `octile quantize` writes the latter if its input is a single file.
 
-    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
-    W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all
-    other tensors are loaded as load_state_dict() does, into the types that the model has. Names are those of the modules, or
-    those that Transformers gives such a model in files. The model may be on the meta device; it is on the CPU then.
+    Each torch.nn.Linear (and Conv1D) that is quantized in the checkpoint becomes a W8A8Linear, W8A8StaticLinear,
+    W8A16Linear, W4A16Linear or W4A8Linear. Transformers' fused experts, which the checkpoint stores one by one, become
+    octile.Experts. All other tensors are loaded as by load_state_dict(), into the model's types. Names are those of the
+    modules, or those that Transformers gives such a model in files. A model on the meta device moves to the CPU.
 
-    Raises ValueError, and changes nothing, for a broken file, a scheme that no layer here computes, a tensor of
-    the wrong type or shape, and if the names of checkpoint and model differ.
+    Raises ValueError, and changes nothing, for a broken file, a scheme that no layer supports, a tensor of the wrong
+    type or shape, and if the names of checkpoint and model differ.
     """
     folder = pathlib.Path(folder)
     checked = _reader.checkpoint(folder)
@@ -83,7 +83,7 @@ def load_checkpoint_(model, folder):
 
 
 def _give_memory(model):
-    """Puts what the model has on the meta device on the CPU. What modules share stays shared."""
+    """Moves the model's meta tensors to the CPU, without values. Shared tensors stay shared."""
     made = {}
     with torch.inference_mode(False):
         for module in model.modules():
@@ -111,17 +111,17 @@ def layer_to_fill(where, module, checked, layer):
 
 
 def make_layer(where, linear, checked, layer, tensors):
-    """Of a layer that the reader has checked: what is refused here is what no layer of ours computes."""
+    """Makes a layer that the reader has checked; refuses what none of our layers computes."""
     scheme = {} if layer["scheme"] is None else checked["schemes"][layer["scheme"]]
     if layer["kind"] in awq_gptq.KINDS:
         tensors, scheme = awq_gptq.to_compressed_tensors(checked, layer, tensors, linear)
     bias = tensors.pop("bias", None)
     if (linear.bias is None) != (bias is None):
         has, lacks = ("checkpoint", "model") if linear.bias is None else ("model", "checkpoint")
-        raise ValueError(f"octile: {where}: the {has} has a bias there, the {lacks} has none")
+        raise ValueError(f"octile: {where}: the {has} has a bias, the {lacks} does not")
     weights, activations = scheme["weights"], scheme["input"]
     if weights["bits"] == 8 and not weights["symmetric"]:
-        raise ValueError(f"octile: {where}: 8-bit weights with zero points are not known")
+        raise ValueError(f"octile: {where}: 8-bit weights with zero points are not supported")
     group = _group(where, weights)
     words = {"bias": False, "device": "meta", "dtype": linear.weight.dtype}
     sizes, narrow = (linear.in_features, linear.out_features), weights["bits"] < 8
@@ -153,8 +153,8 @@ def _group(where, weights):
     group = weights["group_size"] if weights["strategy"] == "group" else None
     if group not in (None, 32, 64, 128):
         raise ValueError(
-            f"octile: {where}: {weights['bits']}-bit weights in groups of {group}; groups of 32, 64, 128 and per channel "
-            "are known"
+            f"octile: {where}: {weights['bits']}-bit weights in groups of {group}, expected groups of 32, 64 or 128, or "
+            "per channel"
         )
     return group
 
@@ -164,19 +164,19 @@ def _check_activations(where, weights, activations):
     if activations["bits"] != 8 or activations["type"] != "int":
         raise ValueError(
             f"octile: {where}: activations of {activations['bits']} bits, type "
-            f"{printable(activations['type'])}; int of 8 is known"
+            f"{printable(activations['type'])}, expected 8 bits, type int"
         )
     if not activations["symmetric"]:
-        raise ValueError(f"octile: {where}: activations with a zero point are not known")
+        raise ValueError(f"octile: {where}: activations with a zero point are not supported")
     if (dynamic, strategy) not in ((True, "token"), (False, "tensor")):
         raise ValueError(
-            f"octile: {where}: activations {'dynamic' if dynamic else 'static'} per {printable(strategy)}; dynamic per "
-            "token and static per tensor are known"
+            f"octile: {where}: activations {'dynamic' if dynamic else 'static'} per {printable(strategy)}, expected "
+            "dynamic per token or static per tensor"
         )
     in_groups = " in groups" if weights["strategy"] == "group" else ""
     if not dynamic and (in_groups or weights["bits"] < 8):
         raise ValueError(
-            f"octile: {where}: {weights['bits']}-bit weights{in_groups} with static activations are not known"
+            f"octile: {where}: {weights['bits']}-bit weights{in_groups} with static activations are not supported"
         )
 
 
@@ -226,7 +226,7 @@ def _check_names(model, folder, tensors, layers):
                 "real buffers, as accelerate.init_empty_weights() does"
             )
         if name not in own and name in tensors:
-            del tensors[name]  # what the model makes itself, older files hold as well
+            del tensors[name]  # older files also hold what the model makes itself
     unexpected = [name for name in tensors if name not in rest]
     loaded = {id(t) for name, t in own.items() if name in tensors}  # a tied parameter is in the file once
     missing = [name for name, t in rest.items() if name not in tensors and id(t) not in loaded]
@@ -239,8 +239,8 @@ def _check_names(model, folder, tensors, layers):
             )
     for name, t in tensors.items():
         if t.is_floating_point() != rest[name].is_floating_point():
-            raise ValueError(f"octile: {folder}: {name} is {t.dtype}, and in the model {rest[name].dtype}")
+            raise ValueError(f"octile: {folder}: {name} is {t.dtype}, but in the model {rest[name].dtype}")
         if t.shape != rest[name].shape:
             raise ValueError(
-                f"octile: {folder}: {name} is {tuple(t.shape)}, and in the model {tuple(rest[name].shape)}"
+                f"octile: {folder}: {name} is {tuple(t.shape)}, but in the model {tuple(rest[name].shape)}"
             )

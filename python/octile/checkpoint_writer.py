@@ -1,4 +1,4 @@
-"""Writes checkpoints in the layouts of compressed-tensors; checkpoint.py has them, and reads them."""
+"""Writes checkpoints in the layouts of compressed-tensors; checkpoint.py describes and reads them."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def save_checkpoint(model, folder, *, force=False):
     known = names_in_files(model) if mixtures else {}
     for name, module in mixtures.items():
         layers |= {f"{name}.{part}": layer for part, layer in split(module, known).items()}
-    # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
+    # With one output, a scale per tensor is one per channel: such a layer counts as what the others are.
     per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
     kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
     if not kinds:
@@ -50,11 +50,11 @@ def save_checkpoint(model, folder, *, force=False):
         found = sorted(kinds, key=str)
         raise ValueError(f"octile: the model has layers of several kinds, {found}: convert all of them with one config")
     if "" in layers:
-        raise ValueError("octile: the model is one layer, for which a file has no name: put it into a module")
+        raise ValueError("octile: the model is one layer, which has no name in a file: put it into a module")
     tensors, seen, memory = {}, set(), set()
     for name, t in model.state_dict(keep_vars=True).items():
         if not isinstance(t, torch.Tensor):
-            raise ValueError(f"octile: {name} is a {type(t).__name__}, and a file holds tensors alone")
+            raise ValueError(f"octile: {name} is a {type(t).__name__}, and a file can only hold tensors")
         if t.is_meta:
             raise ValueError(f"octile: {name} is on the meta device: it has no values to write")
         if _is_of_layer(modules.get(name.rpartition(".")[0]), name.rpartition(".")[2]) or id(t) in seen:
@@ -72,14 +72,14 @@ def save_checkpoint(model, folder, *, force=False):
     config = _model_config(model)
     left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
     names = of_files(model, [*tensors, *(f"{name}.weight" for name in (*layers, *left))], layers)
-    # What reads `ignore` compares it with names of files, as vLLM does, or of modules, as Transformers does.
+    # vLLM compares `ignore` with names in files, Transformers with names of modules.
     left = [*dict.fromkeys([*left, *(names[f"{name}.weight"].removesuffix(".weight") for name in left)])]
     beyond = _beyond_compressed_tensors(model, layers, mixtures)
     config["quantization_config"] = _describe(next(iter(layers.values())), per_channel, left, beyond)
     if beyond:
         warnings.warn(
-            'octile: the format of this checkpoint is "octile", which octile.load_checkpoint_() reads, and neither '
-            f"Transformers nor vLLM: {'; '.join(beyond)}",
+            'octile: the format of this checkpoint is "octile", which only octile.load_checkpoint_() reads, not '
+            f"Transformers or vLLM: {'; '.join(beyond)}",
             stacklevel=2,
         )
     texts = {"config.json": json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"}
@@ -89,8 +89,8 @@ def save_checkpoint(model, folder, *, force=False):
     stale = [path for path in folder.glob("model-*.safetensors") if re.fullmatch(r"model-\d{5}-of-\d{5}", path.stem)]
     for path in (folder / "model.safetensors", *(folder / name for name in texts), index, *stale):
         if path.exists() and not force:
-            raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
-    with contextlib.ExitStack() as files:  # all are whole before the first takes its place
+            raise FileExistsError(f"octile: {path} already exists; force=True overwrites it")
+    with contextlib.ExitStack() as files:  # all are complete before the first takes its place
         for name, text in texts.items():
             files.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
         file = files.enter_context(replacing(folder / "model.safetensors"))
@@ -100,7 +100,7 @@ def save_checkpoint(model, folder, *, force=False):
 
 
 def _model_config(model):
-    """What save_pretrained() writes of model.config, with what serving asks for and a model made of a config lacks."""
+    """What save_pretrained() writes of model.config, with what servers need and a model made from a config lacks."""
     if not hasattr(getattr(model, "config", None), "to_json_string"):
         return {}
     config = json.loads(model.config.to_json_string())
@@ -113,7 +113,7 @@ def _model_config(model):
 
 
 def _generation_config(model):
-    """{"generation_config.json": its text} of a model of Transformers that generates. Raises ValueError as its own
+    """{"generation_config.json": its text} of a Transformers model that generates. Raises ValueError as its own
     save_pretrained() does where values contradict each other."""
     if not (hasattr(model, "can_generate") and model.can_generate()) or model.generation_config is None:
         return {}
@@ -133,7 +133,7 @@ def _per_channel(layer):
 
 
 def _is_of_layer(module, name):
-    """Whether a quantized layer itself has this tensor: what a user has registered there is written as any other."""
+    """Whether a quantized layer itself has this tensor: tensors that a user has registered there are written like any other."""
     if type(module) in _LAYERS:
         return name in (*module._KEPT, "packed_weight", "bias")
     return type(module) is Experts
@@ -160,7 +160,7 @@ def _layer_tensors(layer, per_channel):
 
 
 def _check_scales(tensors):
-    """Of a layer: those that the reader refuses, in float32 as it reads them."""
+    """Refuses what the reader would refuse, in float32 as it reads them."""
     for name, t in tensors.items():
         if not name.endswith(("_scale", "_multiplier")):
             continue
@@ -171,7 +171,7 @@ def _check_scales(tensors):
 
 
 def _beyond_compressed_tensors(model, layers, mixtures):
-    """What its layouts cannot say of these layers, in sentences."""
+    """What compressed-tensors' layouts cannot express about these layers, in sentences."""
     multiplied = [n for n, m in layers.items() if type(m) is W8A8StaticLinear and m.input_multiplier is not None]
     transposed = [n for n, m in layers.items() if m.in_out]
     said = []
@@ -186,7 +186,7 @@ def _beyond_compressed_tensors(model, layers, mixtures):
         n for n, m in mixtures.items() if not getattr(m, "is_concatenated", True) or getattr(m, "is_transposed", False)
     }
     if own := [n for n in mixtures if n in own | {*left_random(model, mixtures)}]:
-        said.append(f"{_some(own)} lie in the model as no layers of one expert each do")
+        said.append(f"{_some(own)} are experts that Transformers does not read one by one")
     return said
 
 
@@ -205,7 +205,7 @@ def _describe(layer, per_channel, left, beyond):
     if layer._ACTIVATION != _c.NONE:
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
-    # As a quant_method Transformers would warn of it, and go on with weights that mean nothing.
+    # As a quant_method, Transformers would warn of it and go on with meaningless weights.
     layout = "octile" if beyond else "pack-quantized" if packed else "int-quantized"
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {

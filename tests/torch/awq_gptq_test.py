@@ -93,7 +93,7 @@ def test_biases(tmp_path):
     bias = torch.arange(N).half()
     write(tmp_path, case.tensors() | {"0.bias": bias}, case.config())
     assert torch.equal(load_checkpoint_(model(bias=True), tmp_path)[0].bias, bias.float())
-    with pytest.raises(ValueError, match="0: the checkpoint has a bias there, the model has none"):
+    with pytest.raises(ValueError, match="0: the checkpoint has a bias, the model does not"):
         load_checkpoint_(model(), tmp_path)
     write(tmp_path, case.tensors() | {"0.bias": torch.zeros(N).half()}, case.config())
     assert load_checkpoint_(model(), tmp_path)[0].bias is None  # as older programs write

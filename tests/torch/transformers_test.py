@@ -460,7 +460,7 @@ def test_checkpoints_that_are_refused(folders, tmp_path):
 
     levels, scale = torch.zeros(96, 64, dtype=torch.int8), torch.ones(96, 1)
     up = "model.layers.0.mlp.up_proj."
-    refused("up_proj: the checkpoint has a bias there, the model has none", **{up + "bias": torch.zeros(96)})
+    refused("up_proj: the checkpoint has a bias, the model does not", **{up + "bias": torch.zeros(96)})
     expert = "model.layers.0.mlp.experts.3.up_proj.weight"
     refused("experts.3.up_proj is one of several experts", **{expert: levels, expert + "_scale": scale})
     other = "model.layers.9.mlp.up_proj.weight"
