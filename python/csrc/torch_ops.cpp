@@ -56,7 +56,7 @@ void run(octile_status (*function)(const octile_plan*, const Args*, void*, std::
   void* stream = nullptr;
   if (device.type == OCTILE_DEVICE_CUDA) {
     const CudaShim& cuda = cuda_shim();
-    if (cuda.current_stream == nullptr) fail("this torch has no stable interface to its CUDA side");
+    if (cuda.current_stream == nullptr) fail("this torch has no stable interface for CUDA");
     if (cuda.current_stream(device.id, &stream) != 0) fail("torch has no stream for cuda:%d", device.id);
   }
   Workspace workspace;
@@ -91,7 +91,7 @@ namespace {
 
 void check_orientation(std::int32_t orientation) {
   if (orientation < OCTILE_ORIENTATION_ROW_MAJOR || orientation > OCTILE_ORIENTATION_BOTH) {
-    fail("orientation is %d; 0 (row-major), 1 (transposed) and 2 (both) are known", orientation);
+    fail("orientation is %d, expected 0 (row-major), 1 (transposed) or 2 (both)", orientation);
   }
 }
 
@@ -160,7 +160,7 @@ void quantize(Value* stack) {
   x.as_matrix();
   if (up.present()) up.as_matrix();
   if (granularity < OCTILE_GRANULARITY_TENSOR || granularity > OCTILE_GRANULARITY_COLUMN) {
-    fail("granularity is %d; 0 (tensor), 1 (row) and 2 (column) are known", granularity);
+    fail("granularity is %d, expected 0 (tensor), 1 (row) or 2 (column)", granularity);
   }
   check_orientation(orientation);
   octile_quantize_description description = quantize_description(x, granularity, orientation);
@@ -199,7 +199,7 @@ void norm_quantize(Value* stack) {
   if (residual.present()) residual.as_matrix();
   check_orientation(orientation);
   if (prologue != OCTILE_PROLOGUE_RMS_NORM && prologue != OCTILE_PROLOGUE_LAYER_NORM) {
-    fail("prologue is %d; 3 (rms_norm) and 4 (layer_norm) are norms", prologue);
+    fail("prologue is %d, expected 3 (rms_norm) or 4 (layer_norm)", prologue);
   }
 
   octile_quantize_description description = quantize_description(x, OCTILE_GRANULARITY_ROW, orientation);
@@ -255,7 +255,7 @@ struct Packed {
 };
 constexpr Packed kPacked[] = {{2, OCTILE_DTYPE_S4, OCTILE_WEIGHT_S4_GROUP}};
 
-// Of a weight of `columns` values a row; NULL: it is not of bytes, or of no such type.
+// For a weight of `columns` values a row; NULL if it is not of bytes, or fits none of these types.
 const Packed* packed_as(const Input& weight, std::int64_t columns) {
   if (weight.torch_dtype() != shim.u8) return nullptr;
   for (const Packed& one : kPacked) {
@@ -617,7 +617,7 @@ void backward(Value* stack, octile_status (*initialize)(Description*, std::size_
   }
   // The library would take -1 for weight_layout's.
   if (dw_layout != OCTILE_LAYOUT_OUT_IN && dw_layout != OCTILE_LAYOUT_IN_OUT) {
-    fail("dw_layout is %d; 0 (N, K) and 1 (K, N) are known", dw_layout);
+    fail("dw_layout is %d, expected 0 (N, K) or 1 (K, N)", dw_layout);
   }
   if (wants_dw) {
     if (!x.present() || !x_scale.present()) fail("dw needs x and x_scale");

@@ -41,7 +41,7 @@ constexpr Registration kOps[] = {
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";
 constexpr std::size_t kOpCount = sizeof kOps / sizeof *kOps;
 
-// NULL, or what went wrong.
+// NULL, or the error message.
 Error run_op(const Registration& op, Value* stack) {
   try {
     op.op(stack);
@@ -57,7 +57,7 @@ Error run_op(const Registration& op, Value* stack) {
 template <std::size_t index>
 void boxed(Value* stack, std::uint64_t inputs, std::uint64_t outputs) {
   constexpr const Registration& op = kOps[index];
-  Error error = "the schema is of another version than _octile_torch.so";
+  Error error = "the schema and _octile_torch.so have different versions";
   if (inputs == op.inputs && outputs == op.outputs) error = run_op(op, stack);
   if (error != nullptr) shim.check(false, op.name, kFile, __LINE__, message("octile::%s: %s", op.name, error));
 }
@@ -108,7 +108,7 @@ void run_tasks(std::int32_t count, octile_task task, void* context) {
 // why not; then nothing is registered.
 extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
   using namespace octile_torch;
-  if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so is of another version than _octile_torch.so";
+  if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so and _octile_torch.so have different versions";
   if (Error error = load_shim()) return error;
   LibraryHandle cpu = nullptr, cuda = nullptr;
   Error error = register_for("CPU", false, &cpu);
@@ -123,14 +123,14 @@ extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
   return error;
 }
 
-// For a torch that lacks the interface: its caller implements the ops by octile_torch_call, with these.
+// For a torch that lacks the interface: the caller implements the ops by octile_torch_call, with these callbacks.
 extern "C" [[gnu::visibility("default")]] const char* octile_torch_use(const octile_torch::Callbacks* callbacks) {
-  if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so is of another version than _octile_torch.so";
+  if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so and _octile_torch.so have different versions";
   octile_torch::use_callbacks(*callbacks);
   return nullptr;
 }
 
-// Runs an op. The stack holds its arguments, and then its results. Returns NULL, or what went wrong, for this thread.
+// Runs an op. The stack holds its arguments, and then its results. Returns NULL, or the error message, for this thread.
 extern "C" [[gnu::visibility("default")]] const char* octile_torch_call(const char* name, octile_torch::Value* stack) {
   for (const octile_torch::Registration& op : octile_torch::kOps) {
     if (std::strcmp(name, op.name) == 0) return octile_torch::run_op(op, stack);

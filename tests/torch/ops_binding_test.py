@@ -162,4 +162,4 @@ def test_schemas_of_another_version(run_with_torch):
     code += "print(register())\ntorch.ops.octile.linear(torch.ones(2, 3))"
     status, text = run_with_torch(code)
     assert status != 0 and "None" in text
-    assert "RuntimeError: octile::linear: the schema is of another version than _octile_torch.so" in text
+    assert "RuntimeError: octile::linear: the schema and _octile_torch.so have different versions" in text
