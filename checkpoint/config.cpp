@@ -29,14 +29,14 @@ class Object {
   }
   std::string text(const char* key, const char* otherwise = "") const {
     const json* const value = find(key);
-    if (value && !value->is_string()) refuse(key, "no text");
+    if (value && !value->is_string()) refuse(key, "not a string");
     return value ? value->get<std::string>() : otherwise;
   }
   std::optional<std::int64_t> whole(const char* key) const {
     const json* const value = find(key);
     if (!value) return std::nullopt;
     if (!value->is_number_integer() || (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX)) {
-      refuse(key, "no whole number");
+      refuse(key, "not an integer");
     }
     return value->get<std::int64_t>();
   }
@@ -48,14 +48,14 @@ class Object {
   std::optional<Object> object(const std::string& key) const {
     const json* const value = find(key.c_str());
     if (!value) return std::nullopt;
-    if (!value->is_object()) refuse(key, "no object");
+    if (!value->is_object()) refuse(key, "not an object");
     return Object(*value, place_ + ": " + printable(key));
   }
   std::vector<std::string> names(const char* key, std::vector<std::string> otherwise) const {
     const json* const value = find(key);
     if (!value) return otherwise;
     const auto is_text = [](const json& element) { return element.is_string(); };
-    if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_text)) refuse(key, "no list of names");
+    if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_text)) refuse(key, "not a list of names");
     return value->get<std::vector<std::string>>();
   }
   std::vector<std::string> keys() const {
@@ -82,7 +82,7 @@ JsonDocument parse(std::string_view text, std::string_view name, JsonDocument::M
   return document;
 }
 
-// Where the value of the document's own member begins; npos: the key is escaped. The text is a JSON object.
+// Where the value of the document's own member begins; npos if the key is escaped. The text is a JSON object.
 std::size_t value_at(std::string_view text, std::string_view key) {
   int depth = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -107,7 +107,7 @@ std::optional<QuantizationArgs> read_args(const Object& group, const char* key) 
   args.strategy = object->text("strategy");
   args.group_size = object->whole("group_size");
   args.symmetric = object->truth("symmetric", true);
-  const json* const dynamic = object->find("dynamic");  // may be "local", a scale that no layer here has
+  const json* const dynamic = object->find("dynamic");  // may be "local", which no layer supports
   args.dynamic = dynamic && !dynamic->is_string() && object->truth("dynamic", false);
   if (dynamic && dynamic->is_string()) args.strategy = "dynamic \"" + object->text("dynamic") + '"';
   return args;
@@ -120,7 +120,7 @@ void check_known(const Object& quantization, const char* key, const std::string&
     if (value == one) return;
     if (*one != 0) list += (list.empty() ? "" : ", ") + std::string(one);
   }
-  reject(quantization.place(), ": ", key, " is ", quoted(value), ", which has another layout; ", list, " are known");
+  reject(quantization.place(), ": ", key, " is ", quoted(value), ", expected one of ", list);
 }
 
 // "octile": our own layers that multiply their inputs. Formats without integers are known too, but none of their layers
@@ -140,12 +140,13 @@ void check_transforms(const Object& quantization) {
     const std::optional<Object> group = groups->object(key);
     const json* const apply = group ? group->find("apply") : nullptr;
     if (!apply) continue;
-    if (!apply->is_array()) group->refuse("apply", "no list");
+    if (!apply->is_array()) group->refuse("apply", "not a list");
     for (const json& element : *apply) {
-      if (!element.is_object()) group->refuse("apply", "no list of objects");
+      if (!element.is_object()) group->refuse("apply", "not a list of objects");
       const std::string location = Object(element, group->place()).text("location");
       if (location == "weight_input" || location == "weight_output") continue;
-      reject(group->place(), ": \"location\" is ", quoted(location), ", and no layer here transforms activations");
+      reject(group->place(), ": \"location\" is ", quoted(location),
+             ", and transforms of activations are not supported");
     }
   }
 }
@@ -166,7 +167,7 @@ void read_groups(const Object& quantization, ModelConfig& config) {
                              .input = read_args(group, "input_activations")});
     check_format(group, config.groups.back().format);
     if (group.find("output_activations")) {
-      group.refuse("output_activations", "not null, and no layer here quantizes its outputs");
+      group.refuse("output_activations", "not null, and quantized outputs are not supported");
     }
   }
 }
@@ -188,7 +189,7 @@ void read_quantization(const Object& quantization, ModelConfig& config) {
       config.format = quantization.text("checkpoint_format");
       check_known(quantization, "checkpoint_format", config.format, {"", "gptq", "gptq_v2"});
       if (quantization.truth("is_marlin_format", false))
-        quantization.refuse("is_marlin_format", "true, which is another layout");
+        quantization.refuse("is_marlin_format", "true, a layout that is not supported");
       config.desc_act = quantization.truth("desc_act", false);
     }
     config.bits = quantization.whole("bits");
@@ -214,10 +215,10 @@ class IndexReader : public JsonDocument {
   bool pass(std::size_t depth, const std::string& key, nlohmann::json::value_t kind, const std::string* text) override {
     if (depth == 1 && key == kWeightMap) has_map = kind == nlohmann::json::value_t::object;
     if (depth != 2 || top() != kWeightMap || !has_map) return true;
-    if (!text) return fail("the file of ", quoted(key), " is no text");
+    if (!text) return fail("the file of ", quoted(key), " is not a string");
     if (text->empty() || text->front() == '.' || text->find_first_of("/\\") != std::string::npos ||
         text->find('\0') != std::string::npos) {
-      return fail(quoted(key), " would be in ", quoted(*text), ", which is no name of a file in this folder");
+      return fail(quoted(key), " would be in ", quoted(*text), ", which is not the name of a file in this folder");
     }
     return files.emplace(key, *text).second || fail_twice(key);
   }
@@ -307,7 +308,7 @@ std::string add_quantization(std::string_view config, const QuantizationNote& no
   if (parse(base::without_python_numbers(config), kConfigFile, {{kQuantization}}).kept().contains(kQuantization)) {
     const std::size_t at = value_at(config, kQuantization);
     if (at == std::string_view::npos || config.substr(at, 4) != "null") {
-      reject(kConfigFile, ": \"", kQuantization, "\" is there already");
+      reject(kConfigFile, ": \"", kQuantization, "\" already exists");
     }
     return std::string(config.substr(0, at)) + member.substr(member.find('{')) + std::string(config.substr(at + 4));
   }

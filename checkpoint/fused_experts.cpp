@@ -13,7 +13,7 @@ struct Sizes {
   bool transposed;
 };
 
-// None: they do not fit each other.
+// None if they do not fit each other.
 std::optional<Sizes> sizes_of(const Shape& up, const Shape& down) {
   if (up.size() != 3 || down.size() != 3 || up[0] != down[0]) return std::nullopt;
   // At most one of the two holds, as 2 I = H and 2 H = I exclude each other.
@@ -32,7 +32,7 @@ class Module {
         up_bias_(find("gate_up_proj_bias")),
         down_bias_(find("down_proj_bias")) {}
 
-  // Why they are no layers.
+  // Why they cannot be layers; empty if they can.
   std::string refusal() {
     const std::string& model = checkpoint_.config().model_type;
     if (!up_ || !down_) return up_ ? "experts without down_proj" : "experts without gate_up_proj";
@@ -43,13 +43,13 @@ class Module {
     if (!sizes) return "experts of " + shape_text(up_->shape) + " and " + shape_text(down_->shape);
     sizes_ = *sizes;
     if (up_->size() == 0) return "it is empty";
-    if ((up_bias_ == nullptr) != (down_bias_ == nullptr)) return "experts of which some layers have biases";
+    if ((up_bias_ == nullptr) != (down_bias_ == nullptr)) return "experts with biases in only some layers";
     if (up_bias_ && (up_bias_->shape != Shape{sizes_.experts, 2 * sizes_.inner} ||
                      down_bias_->shape != Shape{sizes_.experts, sizes_.hidden})) {
       return "experts with biases of " + shape_text(up_bias_->shape) + " and " + shape_text(down_bias_->shape);
     }
     if (model.empty()) return "experts in one tensor: only the model_type of a config.json says how they lie in it";
-    // Its module in Transformers is another one, which nothing here fills.
+    // Transformers has another module for it, which is not supported.
     if (model.starts_with("llama4")) return "experts of " + model + " in one tensor";
     return {};
   }

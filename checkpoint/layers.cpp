@@ -67,7 +67,7 @@ class Finder {
     }
   }
 
-  // Whatever becomes of this matrix.
+  // Whether or not this matrix is quantized.
   void note_patterns(const std::string& name) {
     for (const auto* const patterns : {&selection_.only, &selection_.ignore}) {
       for (const std::string& pattern : *patterns) {
@@ -90,7 +90,7 @@ class Finder {
     }
   }
 
-  // For what reason no option can make it a linear layer.
+  // Why no option can make it a linear layer; empty if one can.
   std::string refusal(const std::string& module, const TensorInfo& tensor) const {
     if (tensor.shape.size() != 2) return std::to_string(tensor.shape.size()) + " dimensions";
     if (!is_float(tensor.type)) return "values of " + std::string(name(tensor.type));
@@ -102,7 +102,7 @@ class Finder {
     if (bias && (bias->shape.size() != 1 || !is_float(bias->type))) {
       return "its bias is " + std::string(name(bias->type)) + " " + shape_text(bias->shape);
     }
-    // The shape of a square one does not tell.
+    // For a square one, the shape does not tell.
     if (is_one_of(checkpoint_.config().model_type, {"gpt2", "openai-gpt", "imagegpt"}) &&
         is_one_of(last_part(module), {"c_attn", "c_proj", "c_fc", "q_attn"})) {
       return "this architecture stores it (IN, OUT)";

@@ -29,10 +29,10 @@ bool fits(const TensorInfo& tensor, std::optional<ElementType> type) {
   return type ? tensor.type == *type : is_float(tensor.type);
 }
 
-// Of a number of bits that is known.
+// Of a number of bits that is supported.
 DType type_of(const QuantizationArgs& weights) { return *level_type(*weights.bits); }
 
-// "4 and 8"
+// "4 or 8"
 std::string known_bits(const char* before_last) {
   std::string list;
   for (const DType type : kLevelTypes) {
@@ -104,7 +104,7 @@ void check_method(const Checkpoint& checkpoint) {
   const std::string& method = checkpoint.config().method;
   if (is_one_of(method, {"compressed-tensors", "awq", "gptq"})) return;
   reject(checkpoint.path().string(), ": quant_method is ", quoted(method),
-         "; compressed-tensors, awq and gptq are known");
+         ", expected compressed-tensors, awq or gptq");
 }
 
 void QuantizedLayers::check_method(const Layer& layer) const {
@@ -117,7 +117,7 @@ void QuantizedLayers::check_method(const Layer& layer) const {
   }
 }
 
-// The layer's group in compressed-tensors' config; null: there is no config.
+// The layer's group in compressed-tensors' config; null if there is no config.
 const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   check_method(layer);
   const ModelConfig& config = checkpoint_.config();
@@ -134,7 +134,7 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   const QuantizationArgs& weights = *group.weights;
   if (weights.type != "int" || !level_type(weights.bits.value_or(0))) {
     fail(layer.name, "weights of ", (weights.bits ? std::to_string(*weights.bits) : "no"), " bits, type ",
-         quoted(weights.type), "; int of ", known_bits(" and "), " are known");
+         quoted(weights.type), ", expected int of ", known_bits(" or "));
   }
   const bool has_points = has(layer, "weight_zero_point");
   if (!weights.symmetric && !has_points) fail(layer.name, "has no weight_zero_point");
@@ -206,10 +206,10 @@ void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) 
   } else if (!group && scale.size() == 2 && scale[0] == layer.n) {
     groups = scale[1];
     if (groups == 0 || layer.k % groups != 0) {
-      fail(layer.name, layer.k, " inputs do not come in ", groups, " groups");
+      fail(layer.name, layer.k, " inputs do not divide into ", groups, " groups");
     }
   } else if (group && in_groups && strategy != "channel") {
-    fail(layer.name, bits(layer.weight.type), "-bit weights per ", quoted(strategy), "; group and channel are known");
+    fail(layer.name, bits(layer.weight.type), "-bit weights per ", quoted(strategy), ", expected group or channel");
   }
   expect(layer, "weight_scale", std::nullopt,
          in_groups || groups > 1 ? std::vector<Shape>{{layer.n, groups}}
@@ -244,12 +244,12 @@ Layer QuantizedLayers::transposed_words(const std::string& module) {
   const bool is_awq = layer.n > 0 && layer.n % kPerWord == 0 && words[1] == layer.n / kPerWord;
   if ((!is_awq && words[1] != layer.n) || words[0] > kMax) {
     fail(module, "qweight ", shape_text(words), " with scales ", shape_text(scale),
-         " is of no layout that is read (AWQ or GPTQ, 4 bits)");
+         " is not a supported layout (AWQ or GPTQ, 4 bits)");
   }
   if (is_awq) layer.kind = LayerKind::awq;
   check_method(layer);
   if (!config.method.empty() && config.bits != 4) {
-    fail(module, (config.bits ? std::to_string(*config.bits) : "no"), " bits; only 4 are read");
+    fail(module, (config.bits ? std::to_string(*config.bits) : "no"), " bits; only 4 are supported");
   }
   layer.k = is_awq ? words[0] : words[0] * kPerWord;
   if (layer.n == 0 || layer.k == 0) return layer;
@@ -259,7 +259,7 @@ Layer QuantizedLayers::transposed_words(const std::string& module) {
   std::int64_t groups = scale[0];
   if (config.group_size) groups = *config.group_size == -1 ? 1 : count_groups(layer, *config.group_size);
   if (groups == 0 || layer.k % groups != 0) {
-    fail(module, layer.k, " inputs do not come in ", groups, " groups");
+    fail(module, layer.k, " inputs do not divide into ", groups, " groups");
   }
   expect(layer, "scales", std::nullopt, {{groups, layer.n}});
   layer.weight = {DType::s4, Granularity::group, groups == 1 ? 0 : layer.k / groups, true};
@@ -283,7 +283,7 @@ void QuantizedLayers::take(Layer& layer, std::initializer_list<const char*> suff
     const std::string tensor = layer.name + "." + suffix;
     const auto is_it = [&](const std::string& own) { return own == tensor; };
     if (checkpoint_.find(tensor) && std::none_of(layer.tensors.begin(), layer.tensors.end(), is_it)) {
-      fail(layer.name, suffix, " is nothing that layers of this scheme have");
+      fail(layer.name, suffix, " does not belong to layers of this scheme");
     }
   }
   if (has(layer, "bias")) expect(layer, "bias", std::nullopt, {{layer.n}});

@@ -38,7 +38,7 @@ Targets::Targets(const std::vector<std::string>& targets, const std::string& pla
     try {
       states += patterns_.emplace_back(target, std::string_view(target).substr(3)).second.states();
     } catch (const std::invalid_argument& error) {
-      reject(place_, ": the target ", quoted(target), " is no regular expression that is read: ", error.what());
+      reject(place_, ": the target ", quoted(target), " is not a supported regular expression: ", error.what());
     }
     if (states > kMaxStates) reject(place_, ": its regular expressions are too long");
   }
@@ -71,7 +71,7 @@ std::size_t Schemes::group_of(const std::string& layer) {
     throw refuse("it is quantized, and quantization_config ignores \"" + printable(*target) + "\"");
   }
   const std::string* const target = targets_.of(layer);
-  if (!target) throw refuse("no group of quantization_config is for it");
+  if (!target) throw refuse("no group of quantization_config matches it");
   return groups_.at(*target);
 }
 

@@ -192,7 +192,7 @@ TEST(Quantize, LeavesExpertsWhole) {
   EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin() + 2, e.tensors.begin() + 4); }),
             "experts without gate_up_proj");
   EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin() + 1); }),
-            "experts of which some layers have biases");
+            "experts with biases in only some layers");
   EXPECT_EQ(reason([](Experts& e) { e.tensors[0].shape = {3, 128, 16}; }), "experts of (3, 64, 64) and (3, 128, 16)");
   EXPECT_EQ(reason([](Experts& e) { e.tensors[1].shape = {64, 3}; }), "experts with biases of (3, 64) and (64, 3)");
   EXPECT_EQ(reason([](Experts& e) { write_text(e.in / "config.json", R"({"model_type": "llama4_text"})"); }),
@@ -414,7 +414,7 @@ TEST(Quantize, KeepsTheConfigsOtherBytes) {
     EXPECT_EQ(Checkpoint::open(model.out).config().format, "int-quantized");
   }
   const Model spelt(ElementType::f32, "{\"quantization\\u005fconfig\": null}");
-  EXPECT_ERROR(spelt.quantize(), "\"quantization_config\" is there already");
+  EXPECT_ERROR(spelt.quantize(), "\"quantization_config\" already exists");
 }
 
 // The "ignore" list, without spaces, that is written for the model with other tensors.
