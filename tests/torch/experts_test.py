@@ -313,7 +313,7 @@ def test_fused_experts(name, generator, tmp_path):
         assert torch.equal(zoo.generated(quantized, name), tokens)
     if name == "gpt_oss":  # interleaved, transposed, with biases
         y = zoo.logits(quantized, name)
-        with pytest.warns(UserWarning, match="as no layers of one expert each do"):
+        with pytest.warns(UserWarning, match="experts that Transformers does not read one by one"):
             octile.save_checkpoint(quantized, tmp_path)
         assert torch.equal(zoo.logits(octile.load_checkpoint_(model, tmp_path), name), y)
 
@@ -376,7 +376,7 @@ def test_experts_that_transformers_leaves_random(name, config, tmp_path):
     words |= {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2}
     model = kind(kind.config_class(**words)).eval()
     assert any(".experts" in name for name in octile.quantize_(model, config).converted)
-    with pytest.warns(UserWarning, match='"octile".*experts.* as no layers of one expert each'):
+    with pytest.warns(UserWarning, match='"octile".*experts.* are experts that Transformers does not read one by one'):
         model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="octile"):
         kind.from_pretrained(tmp_path)
