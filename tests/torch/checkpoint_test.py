@@ -464,7 +464,7 @@ def inputs(**values):
 @pytest.mark.parametrize(
     ("kind", "config", "tensors", "says"),
     [
-        ("dynamic", lambda c: c.update(quant_method="fp8"), None, 'quant_method is "fp8"; compressed-tensors, awq and gptq'),
+        ("dynamic", lambda c: c.update(quant_method="fp8"), None, 'quant_method is "fp8", expected compressed-tensors, awq or gptq'),
         ("dynamic", lambda c: c.update(quant_method=None), None, 'has no "quant_method"'),
         ("dynamic", lambda c: c.update(quant_method="gptq", bits=4), None, '"block.0": is int-quantized, and quant_method is "gptq"'),
         ("dynamic", lambda c: c.update(format="marlin-24"), None, 'format is "marlin-24", expected one of '),
@@ -498,9 +498,9 @@ def inputs(**values):
         ("dynamic", lambda c: c.update(ignore=[1]), None, '"ignore" is not a list of names'),
         ("dynamic", lambda c: c.update(ignore=["re:.*2"]), None, '"block.2": it is quantized, and quantization_config ignores "re:.*2"'),
         ("dynamic", None, put(block__0__weight_shape=torch.tensor([96, 64])), '"block.0": weight_shape does not belong to layers of this scheme'),
-        ("dynamic", None, put(block__0__weight_g_idx=torch.arange(64)), '"block.0": weight_g_idx is nothing that'),
-        ("dynamic", None, put(block__0__input_scale=torch.ones(1)), '"block.0": input_scale is nothing that'),
-        ("dynamic", None, put(block__0__input_multiplier=torch.ones(64)), '"block.0": input_multiplier is nothing that'),
+        ("dynamic", None, put(block__0__weight_g_idx=torch.arange(64)), '"block.0": weight_g_idx does not belong to layers of this scheme'),
+        ("dynamic", None, put(block__0__input_scale=torch.ones(1)), '"block.0": input_scale does not belong to layers of this scheme'),
+        ("dynamic", None, put(block__0__input_multiplier=torch.ones(64)), '"block.0": input_multiplier does not belong to layers of this scheme'),
         ("dynamic", weights(num_bits=2), None, "weights of 2 bits"),
         ("dynamic", weights(num_bits=None), None, "weights of no bits"),
         ("dynamic", weights(num_bits=4), None, '"block.[02]": weight holds -?[0-9]+, and quantization_config says num_bits 4'),

@@ -84,7 +84,9 @@ class Puzzles(unittest.TestCase):
         self.refused("puzzle is required", "run")
         self.refused("puzzle is required", "new")
         self.refused("file is required", "check")
-        for number in ("44", "0", "-1", "1.5", "", "masked"):
+        for verb in ("run", "new"):
+            self.refused("the value is empty", verb, "--", "")
+        for number in ("44", "0", "-1", "1.5", "masked"):
             self.refused(f"{number} is no puzzle", "run", "--", number)
             self.refused(f"{number} is no puzzle", "new", "--", number)
         self.refused("one at a time", "new", "all")
