@@ -279,7 +279,7 @@ TEST_F(Cuda, RunsOnOneStreamShareAWorkspace) {
   }
 }
 
-// A run reads all that the stream wrote before it, although its kernels start before that has ended.
+// A run reads what the stream wrote just before it. Its product starts while its quantizer still runs.
 TEST_F(Cuda, ARunSeesWhatWasWrittenJustBefore) {
   for (const LinearDescription& d : layers()) {
     const LinearPlan plan = LinearPlan::select(d);
