@@ -125,6 +125,11 @@ class LinearCases {
         }
       }
       add_large(sparse, {1, 200, 768}, 6, true);
+      // Rows of the weights divided evenly among all blocks, so that most have parts of two experts.
+      std::vector<std::int64_t> thin(100, 0);
+      for (std::size_t e = 0; e < thin.size(); e += 2) thin[e] = e % 8 == 0 ? 2 : 1;
+      add_large(thin, {0, 1000, 1056}, 2, true);
+      add_large(thin, {1, 520, 2080}, 1, true);
     }
     for (std::int64_t e = 100; e < 300; ++e) many.push_back(e * 7 % 5);  // more than a warp looks at in one turn
     for (const Sizes sizes : {Sizes{0, 24, 256}, {1, 40, 128}}) add_large(many, sizes, 6);

@@ -1,6 +1,7 @@
 // Experts with few tokens each, of w4a16_grouped_gemv_sm90 and w4a8_grouped_gemv_sm90: what a block has of them. The
 // tiles of up to kExpertTokens tokens of an expert share the blocks of the grid evenly, and the blocks of a tile share
-// the rows of its expert's weight.
+// the rows of its expert's weight. Or, where that would leave many blocks over, all blocks share the rows of all tiles,
+// and a block may have rows of two (ExpertShares).
 #pragma once
 
 #include <algorithm>
@@ -43,11 +44,45 @@ __device__ inline ExpertShare share_of_warp(const Experts& experts, int row_tile
           row_tiles * (part + 1) / blocks};
 }
 
+// Of a block; no more than two, since there are as many blocks as tiles at least.
+struct ExpertShares {
+  int count = 0;
+  ExpertShare of[2];
+};
+
+// All lanes of a warp call it alike.
+__device__ inline ExpertShares shares_of_warp(const Experts& experts, int row_tiles) {
+  TileFinder finder(experts, kExpertTokens);
+  const std::int64_t all = std::int64_t{finder.count()} * row_tiles;
+  const std::int64_t first = all * blockIdx.x / gridDim.x;
+  int end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x - first);
+  int tile = static_cast<int>(first / row_tiles);
+  int begin = static_cast<int>(first - std::int64_t{tile} * row_tiles);
+  end += begin;
+  ExpertShares shares;
+#pragma unroll 1
+  while (begin < end) {
+    const ExpertTile at = finder.find(tile++);
+    const int token = at.first + at.tile * kExpertTokens;
+    shares.of[shares.count++] = {at.expert, token, min(token + kExpertTokens, at.end), begin, min(end, row_tiles)};
+    begin = 0;
+    end -= row_tiles;
+  }
+  return shares;
+}
+
 // Into shared memory; all threads of the block.
 __device__ inline void find_share(const Experts& experts, int row_tiles, ExpertShare& share) {
   if (threadIdx.x < 32) {
     const ExpertShare found = share_of_warp(experts, row_tiles);
     if (threadIdx.x == 0) share = found;
+  }
+  __syncthreads();
+}
+__device__ inline void find_shares(const Experts& experts, int row_tiles, ExpertShares& shares) {
+  if (threadIdx.x < 32) {
+    const ExpertShares found = shares_of_warp(experts, row_tiles);
+    if (threadIdx.x == 0) shares = found;
   }
   __syncthreads();
 }
@@ -90,6 +125,15 @@ inline double expected_row_tiles(const GemmProblem& p) {
   const double tiles = std::max(expected_tiles(p, p.m, kExpertTokens), 1.0);
   const double blocks = std::max(std::floor(properties(p.device).sms / tiles), 1.0);
   return std::ceil(static_cast<double>(ceil_div(p.n, kTileRows)) / blocks);
+}
+
+// The same where all blocks share the rows of all tiles. Going from one tile to the next takes as long as reading what
+// a block has in flight, 48 KB of nibbles.
+inline double expected_even_row_tiles(const GemmProblem& p) {
+  constexpr double kTermsInFlight = 96 << 10;
+  const double tiles = std::max(expected_tiles(p, p.m, kExpertTokens), 1.0);
+  const double all = tiles * static_cast<double>(ceil_div(p.n, kTileRows));
+  return std::ceil(all / properties(p.device).sms) + std::ceil(kTermsInFlight / (kTileRows * static_cast<double>(p.k)));
 }
 
 // Measured on an H200: seconds of a launch, and of a term of a row of a block's weights.

@@ -358,12 +358,7 @@ __device__ Arguments arguments_of(const Arguments& all, const ExpertShare& share
 }
 
 template <class F>
-__global__ void __launch_bounds__(F::threads, 1) w4a16_experts_gemv_kernel(const __grid_constant__ Arguments all) {
-  extern __shared__ __align__(128) std::uint8_t shared[];
-  __shared__ ExpertShare share;  // so that nothing of it occupies registers in the main loop
-  let_next_start();
-  wait_for_previous();
-  find_share(all.experts, all.row_tiles, share);
+__device__ void multiply_share(const Arguments& all, std::uint8_t* shared, const ExpertShare& share) {
 #pragma unroll 1
   for (int first = share.begin; first < share.end; first += room<F>(arguments_of<F>(all, share))) {
     const auto count = [&](const Arguments& p) { return min(room<F>(p), share.end - first); };
@@ -373,6 +368,24 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_experts_gemv_kernel(const
     const Arguments to_finish = arguments_of<F>(all, share);
     finish<F>(to_finish, shared, first, count(to_finish));
     __syncthreads();
+  }
+}
+
+// Shares are in shared memory, so that nothing of them occupies registers in the main loop.
+template <class F, bool evenly>
+__global__ void __launch_bounds__(F::threads, 1) w4a16_experts_gemv_kernel(const __grid_constant__ Arguments all) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  let_next_start();
+  wait_for_previous();
+  if constexpr (evenly) {
+    __shared__ ExpertShares shares;
+    find_shares(all.experts, all.row_tiles, shares);
+#pragma unroll 1
+    for (int i = 0; i < shares.count; ++i) multiply_share<F>(all, shared, shares.of[i]);
+  } else {
+    __shared__ ExpertShare share;
+    find_share(all.experts, all.row_tiles, share);
+    multiply_share<F>(all, shared, share);
   }
 }
 

@@ -18,19 +18,32 @@ using namespace w4a16_gemv;
 
 constexpr std::string_view kName = "w4a16_grouped_gemv_sm90";
 constexpr int kMaxRows = 32;
+constexpr int kMaxEvenRows = 64;
 
-// Calls body(form) with the problem's form.
+// Terms of a row of the weight; where all blocks share all rows, shorter ones take as long.
+constexpr double kMinEvenTerms = 1152;
+
+// Of the busiest block.
+double even_terms(const GemmProblem& p) {
+  return expected_even_row_tiles(p) * kTileRows * std::max(static_cast<double>(p.k), kMinEvenTerms);
+}
+double within_tile_terms(const GemmProblem& p) { return expected_row_tiles(p) * kTileRows * static_cast<double>(p.k); }
+// With few rows finding them takes longer than what it saves.
+bool evenly(const GemmProblem& p) { return p.m > kMaxRows && even_terms(p) < within_tile_terms(p); }
+
+// Calls body(form, kernel) with the problem's form.
 template <class Body>
 void with_form(const GemmProblem& p, const Body& body) {
-  const auto with = [&]<bool half, bool small, bool zeros>() {
+  const auto with = [&]<bool half, bool small, bool zeros, bool even>() {
     using T = std::conditional_t<half, __half, __nv_bfloat16>;
-    body(typename FewTokens<T, Unit<true, small, zeros>, true>::Form());
+    using F = typename FewTokens<T, Unit<true, small, zeros>, true>::Form;
+    body(F(), w4a16_experts_gemv_kernel<F, even>);
   };
-  with_flags(with, p.a == DType::f16, small_groups(p), p.b.zero_point);
+  with_flags(with, p.a == DType::f16, small_groups(p), p.b.zero_point, evenly(p));
 }
 
-template <class F>
-void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
+template <class F, class Kernel>
+void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream, Kernel* kernel) {
   Arguments p = arguments_of(problem, o);
   set_tokens<F>(p, kExpertTokens);
   p.bias.type = o.bias.dtype;
@@ -41,34 +54,37 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.shared_bytes = static_cast<int>(std::min<std::int64_t>(kMaxShared, most * (p.tile_bytes + kTileRows * 4)));
   const auto bytes = static_cast<unsigned>(p.shared_bytes);
   const auto blocks = static_cast<unsigned>(grid.blocks);
-  enqueue(kName, w4a16_experts_gemv_kernel<F>, LaunchShape{blocks, F::threads, bytes}, stream, p);
+  enqueue(kName, kernel, LaunchShape{blocks, F::threads, bytes}, stream, p);
 }
 
 std::string supports(const GemmProblem& p) {
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
-  return reason_against_experts(p, kMaxRows);
+  if (std::string reason = reason_against_experts(p, kMaxEvenRows); !reason.empty()) return reason;
+  if (p.m <= kMaxRows || evenly(p)) return {};
+  return message("is for up to ", kMaxRows, " rows of all experts, or ", kMaxEvenRows,
+                 " where blocks would be left over");
 }
 
 Cost cost(const GemmProblem& p) {
   Cost cost = grouped_work(p);
-  cost.seconds = kExpertsSeconds + expected_row_tiles(p) * kTileRows * static_cast<double>(p.k) * kExpertsTermSeconds;
+  cost.seconds = kExpertsSeconds + (evenly(p) ? even_terms(p) : within_tile_terms(p)) * kExpertsTermSeconds;
   return cost;
 }
 
 std::string detail(const GemmProblem& p) {
   int warps = 0;
-  with_form(p, [&]<class F>(F) { warps = F::warps; });
-  return message("tiles of ", kTileRows, " rows, ", warps, " warps");
+  with_form(p, [&]<class F>(F, auto*) { warps = F::warps; });
+  return message("tiles of ", kTileRows, " rows, ", warps, " warps", evenly(p) ? ", divided evenly" : "");
 }
 
 void load(const GemmProblem& p) {
-  with_form(p, []<class F>(F) { prepare(kName, w4a16_experts_gemv_kernel<F>, kMaxShared); });
+  with_form(p, []<class F>(F, auto* kernel) { prepare(kName, kernel, kMaxShared); });
 }
 
 void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   if (o.y.rows() == 0 || o.a.rows() == 0 || p.n == 0 || p.experts == 0) return;
-  with_form(p, [&]<class F>(F) { launch_form<F>(p, o, launch.stream); });
+  with_form(p, [&]<class F>(F, auto* kernel) { launch_form<F>(p, o, launch.stream, kernel); });
 }
 
 }  // namespace
