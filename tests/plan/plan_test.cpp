@@ -131,6 +131,29 @@ TEST(Plan, RunAllocatesNothing) {
   EXPECT_GT(allocations, before);
 }
 
+// A program that has the library inside, as this one has, may make a plan in a static initializer of its own.
+std::string kernels_of_a_plan() { return LinearPlan::select({.m = 64, .n = 512, .k = 512}).sku(); }
+const std::string chosen_before_main = kernels_of_a_plan();
+
+TEST(Plan, HasTheSameKernelsBeforeMain) { EXPECT_EQ(chosen_before_main, kernels_of_a_plan()); }
+
+TEST(Plan, RefusesAnInstructionSetThatIsSetTooLate) {
+  const char* const given = std::getenv("OCTILE_ISA");
+  if (given && *given) GTEST_SKIP() << "OCTILE_ISA is " << given;
+  kernels_of_a_plan();
+  setenv("OCTILE_ISA", "baseline", 1);
+  try {
+    kernels_of_a_plan();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("OCTILE_ISA is baseline, but was not set"), std::string::npos)
+        << error.what();
+  }
+  unsetenv("OCTILE_ISA");
+  kernels_of_a_plan();
+}
+
 TEST(Plan, IsSharedByThreads) {
   const TrainingStep first(33, 40, 50);
   const StepPlans plans(first, 2);

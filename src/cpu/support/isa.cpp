@@ -83,38 +83,53 @@ std::array<bool, kIsaCount> detect() { return {true}; }
 
 #endif
 
-const std::array<bool, kIsaCount> machine = detect();
-
-// For each ceiling the widest that the machine has.
-std::array<Isa, kIsaCount> widest_under() {
-  std::array<Isa, kIsaCount> widest{};
-  for (std::size_t i = 1; i < widest.size(); ++i) widest[i] = machine[i] ? static_cast<Isa>(i) : widest[i - 1];
-  return widest;
+// The widest that OCTILE_ISA allows.
+Isa requested_limit(std::string_view text) {
+  const auto* found = std::find(kNames.begin(), kNames.end(), text);
+  return found == kNames.end() ? Isa::amx : static_cast<Isa>(found - kNames.begin());
 }
 
-const char* requested_isa() {
+std::string requested_isa() {
   const char* text = std::getenv("OCTILE_ISA");
-  return text && *text ? text : nullptr;
+  return text ? text : "";
 }
 
-Isa requested_ceiling() {
-  const char* text = requested_isa();
-  for (std::size_t i = 0; text && i < kNames.size(); ++i) {
-    if (kNames[i] == text) return static_cast<Isa>(i);
+struct Machine {
+  std::array<bool, kIsaCount> has = detect();
+  std::string requested = requested_isa();
+  Isa limit = requested_limit(requested);
+  std::array<Isa, kIsaCount> widest{};  // for each ceiling
+
+  Machine() {
+    for (std::size_t i = 1; i < widest.size(); ++i) {
+      const auto isa = static_cast<Isa>(i);
+      widest[i] = has[i] && isa <= limit ? isa : widest[i - 1];
+    }
   }
-  return Isa::amx;
+};
+
+// At the first use, which may be in the static initializers of a program that has the library inside; and for ever,
+// since it may be used in their destructors too.
+const Machine& machine() {
+  static const Machine& found = *new Machine;
+  return found;
 }
+
+Isa ceiling() { return std::min(isa_ceiling.load(std::memory_order_relaxed), machine().limit); }
 
 }  // namespace
 
-std::atomic<Isa> isa_ceiling = requested_ceiling();
-const std::array<Isa, kIsaCount> widest_usable = widest_under();
+const Isa* find_widest_usable() {
+  const Isa* const widest = machine().widest.data();
+  widest_usable.store(widest, std::memory_order_release);
+  return widest;
+}
 
 std::string_view name(Isa isa) { return kNames[static_cast<std::size_t>(isa)]; }
 
-bool machine_has(Isa wanted) { return machine[static_cast<std::size_t>(wanted)]; }
+bool machine_has(Isa wanted) { return machine().has[static_cast<std::size_t>(wanted)]; }
 
-bool usable(Isa wanted) { return wanted <= isa_ceiling.load(std::memory_order_relaxed) && machine_has(wanted); }
+bool usable(Isa wanted) { return wanted <= ceiling() && machine_has(wanted); }
 
 std::int64_t second_level_cache() {
 #if defined(__linux__)
@@ -129,7 +144,7 @@ std::string reason_against(Isa wanted) {
   if (!machine_has(wanted)) {
     return message("this machine has no ", name(wanted), wanted == Isa::neon ? " dot product" : "");
   }
-  if (!usable(wanted)) return message("OCTILE_ISA is ", name(isa_ceiling.load(std::memory_order_relaxed)));
+  if (!usable(wanted)) return message("OCTILE_ISA is ", name(ceiling()));
   return {};
 }
 
@@ -144,8 +159,13 @@ std::string explain_isa() {
 }
 
 std::string reason_against_requested_isa() {
-  const char* text = requested_isa();
-  if (!text) return {};
+  const std::string text = requested_isa();
+  if (text.empty()) return {};
+  if (text != machine().requested) {
+    const std::string before = machine().requested.empty() ? "not set" : machine().requested;
+    return message("the environment variable OCTILE_ISA is ", text, ", but was ", before,
+                   " when the library read it: set it before the first call");
+  }
   std::string here;
   std::string missing;
   for (int i = 0; i < kIsaCount; ++i) {

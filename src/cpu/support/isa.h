@@ -1,7 +1,6 @@
 // The instruction sets that the CPU kernels are written for, which of them this machine has, and which may be used.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -21,16 +20,21 @@ std::string_view name(Isa isa);
 // Whether the processor and the operating system can run it.
 bool machine_has(Isa isa);
 
-// The widest that may be used: the environment variable OCTILE_ISA at the start of the process. Tests lower it.
-extern std::atomic<Isa> isa_ceiling;
+// Beside the environment variable OCTILE_ISA, a limit to what may be used. Tests lower it.
+inline constinit std::atomic<Isa> isa_ceiling = Isa::amx;
 
 // Whether a kernel for it may be chosen; if not, why not. Empty: it may.
 bool usable(Isa isa);
 std::string reason_against(Isa isa);
 
-// The widest usable one, for each ceiling.
-extern const std::array<Isa, kIsaCount> widest_usable;
-inline Isa isa() { return widest_usable[static_cast<std::size_t>(isa_ceiling.load(std::memory_order_relaxed))]; }
+// The widest usable one, for each ceiling; null before the first use, which may come before main.
+inline constinit std::atomic<const Isa*> widest_usable = nullptr;
+const Isa* find_widest_usable();
+inline Isa isa() {
+  const Isa* widest = widest_usable.load(std::memory_order_acquire);
+  if (!widest) widest = find_widest_usable();
+  return widest[static_cast<std::size_t>(isa_ceiling.load(std::memory_order_relaxed))];
+}
 
 // Bytes; 1 MiB where the system does not tell.
 std::int64_t second_level_cache();
@@ -38,8 +42,8 @@ std::int64_t second_level_cache();
 // One line for people: which was chosen, and why.
 std::string explain_isa();
 
-// What is wrong with OCTILE_ISA: it is not the name of an instruction set that this machine has.
-// Empty: nothing.
+// What is wrong with OCTILE_ISA: it is not the name of an instruction set that this machine has, or it was set after
+// the library had read it. Empty: nothing.
 std::string reason_against_requested_isa();
 // Throws it.
 void check_requested_isa(std::string_view function);
