@@ -1,5 +1,7 @@
 #include "plan_cache.h"
 
+#include <pthread.h>
+
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -71,6 +73,9 @@ class Cache {
     return {order_.size(), made_};
   }
 
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
  private:
   struct Entry {
     Key key;
@@ -93,7 +98,11 @@ class Cache {
 
 Cache& cache() {
   // Never destroyed: a thread may run an op while the process ends.
-  static Cache* const the_cache = new Cache;
+  static Cache* const the_cache = [] {
+    // A forked child, a worker of a DataLoader, must not wait for a thread of its parent.
+    pthread_atfork([] { cache().lock(); }, [] { cache().unlock(); }, [] { cache().unlock(); });
+    return new Cache;
+  }();
   return *the_cache;
 }
 

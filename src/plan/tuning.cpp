@@ -1,5 +1,6 @@
 #include "plan/tuning.h"
 
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -149,7 +150,12 @@ struct State {
   std::map<std::pair<DeviceType, int>, std::shared_ptr<const Tuning>> loaded;
 };
 State& state() {
-  static State& all = *new State;  // threads may outlive main's statics
+  static State& all = []() -> State& {
+    auto& made = *new State;  // threads may outlive main's statics
+    // A child must not wait for a thread of its parent.
+    pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
+    return made;
+  }();
   return all;
 }
 

@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <locale>
@@ -377,6 +379,30 @@ TEST_F(TuningTest, ManyThreadsReadItOnce) {
   chosen.push_back(product_of(LinearPlan::select(w8a8(64))));
   for (const std::string& name : chosen) EXPECT_EQ(name, kReference);
 }
+
+#if !defined(__SANITIZE_THREAD__)  // which does not follow a fork of a multithreaded process
+// Whatever a thread of the parent is doing: some of many children are made while it has the tuning's lock.
+TEST_F(TuningTest, AForkedChildDoesNotWaitForTheParentsThreads) {
+  std::atomic<bool> over = false;
+  std::thread other([&] {
+    while (!over) tuning_of({});
+  });
+  bool waits = false;
+  for (int i = 0; i < 100 && !waits; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      tuning_of({});
+      _exit(0);
+    }
+    int status = 0;
+    waits = child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status);
+  }
+  over = true;
+  other.join();
+  EXPECT_FALSE(waits);
+}
+#endif
 
 }  // namespace
 }  // namespace octile

@@ -163,3 +163,41 @@ def test_schemas_of_another_version(run_with_torch):
     status, text = run_with_torch(code)
     assert status != 0 and "None" in text
     assert "RuntimeError: octile::linear: the schema and _octile_torch.so have different versions" in text
+
+
+FORK = """
+import os, signal, threading, warnings
+import octile, torch
+warnings.simplefilter("ignore")  # Python has one for forks beside threads
+torch.set_num_threads(1)
+inputs = [torch.ones(1, cols) for cols in range(1, 300)]  # more plans than a thread holds without a lock
+quantize = torch.ops.octile.quantize.default
+over = False
+def quantize_all():
+    for x in inputs:
+        quantize(x, 1, 0)
+def work():
+    while not over:
+        quantize_all()
+threads = [threading.Thread(target=work) for _ in range(4)]
+quantize_all()
+for thread in threads:
+    thread.start()
+ended = []
+while len(ended) < 100 and not any(ended):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        quantize_all()
+        os._exit(0)
+    ended.append(os.waitpid(child, 0)[1])
+over = True
+print(ended)
+assert not any(ended)
+"""
+
+
+def test_a_forked_child_does_not_wait_for_the_parents_threads(run_with_torch):
+    """As the workers of a DataLoader, beside threads that compute."""
+    status, text = run_with_torch(FORK)
+    assert status == 0, text
