@@ -1,6 +1,8 @@
 // The C interface: conversion (c_convert.h) and nothing else. The plans of octile.hpp do the work, and exceptions
 // become a status and a text.
 #include <cstddef>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -31,17 +33,25 @@ namespace octile {
 
 namespace {
 
-thread_local std::string last_error;
+// Without destructors: a thread's destructors, and on the main thread the exit handlers, may still call the library.
+thread_local constinit const char* last_error = "";
+thread_local constinit char* last_copy = nullptr;
+
+struct FreesTheLastCopy {
+  ~FreesTheLastCopy() {
+    last_error = "";
+    std::free(std::exchange(last_copy, nullptr));
+  }
+};
 
 }  // namespace
 
-// A short text needs no memory, so it can be kept when there is none.
+// For octile_last_error.
 octile_status keep_error(octile_status status, const char* text) noexcept {
-  try {
-    last_error = text;
-  } catch (...) {
-    last_error = "out of memory";
-  }
+  static thread_local FreesTheLastCopy at_the_end;
+  char* const copy = strdup(text);
+  std::free(std::exchange(last_copy, copy));
+  last_error = copy ? copy : "out of memory";
   return status;
 }
 
@@ -100,8 +110,9 @@ void write_precision(std::string_view function, octile_precision* precision, con
                 .reserved = 0});
 }
 
+// Never destroyed, as its strings live as long as the library.
 const std::vector<KernelInfo>& table() {
-  static const std::vector<KernelInfo> rows = kernels();
+  static const auto& rows = *new std::vector<KernelInfo>(kernels());
   return rows;
 }
 
@@ -121,7 +132,7 @@ const char* octile_version(void) {
 
 int32_t octile_abi_version(void) { return OCTILE_ABI_VERSION; }
 
-const char* octile_last_error(void) { return octile::last_error.c_str(); }
+const char* octile_last_error(void) { return octile::last_error; }
 
 void octile_plan_destroy(octile_plan* plan) { delete plan; }
 

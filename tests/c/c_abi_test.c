@@ -917,8 +917,27 @@ static void test_last_error_per_thread(void) {
   octile_plan_destroy(plan);
 }
 
-int main(void) {
+static octile_kernel first_kernel = {.struct_size = sizeof first_kernel};
+
+/* Runs after the library's own destructors, and those of the main thread. */
+static void use_at_exit(void) {
+  CHECK(strlen(first_kernel.name) > 0 && strstr(first_kernel.operation, "quantize"));
+  octile_kernel again = {.struct_size = sizeof again};
+  OK(octile_kernel_info(0, &again));
+  CHECK(strcmp(again.name, first_kernel.name) == 0);
   CHECK(strcmp(octile_last_error(), "") == 0);
+  for (int64_t m = -2; m < 0; ++m) {
+    octile_linear_description d = linear(m, 2, 3);
+    octile_plan* plan = NULL;
+    ERROR(octile_linear_plan_create(&d, &plan), OCTILE_INVALID_ARGUMENT, "is negative");
+  }
+  if (failures != 0) _Exit(1);
+}
+
+int main(void) {
+  atexit(use_at_exit);
+  CHECK(strcmp(octile_last_error(), "") == 0);
+  OK(octile_kernel_info(0, &first_kernel));
   test_versions();
   test_defaults();
   test_quantize_rows();
