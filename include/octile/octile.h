@@ -186,7 +186,8 @@ OCTILE_API octile_status octile_use_tuning(const char* file);
 /* Sets the threads that run CPU plans in this process: the library's own, or those of a pool that the program already
  * has, such as OpenMP's. With two pools, the idle one spins on the cores that the other uses. run(tasks, task, context)
  * calls task(context, i) once for each i from 0 to tasks - 1, in parallel as far as it has threads, and returns (or, in
- * C++, throws) when all calls have returned. NULL: the library's own threads again, as in a child after fork(). */
+ * C++, throws) when all calls have returned: a run whose runner returns earlier fails. NULL: the library's own threads
+ * again, as in a child after fork(). */
 typedef void (*octile_task)(void* context, int32_t index);
 typedef void (*octile_task_runner)(int32_t tasks, octile_task task, void* context);
 OCTILE_API octile_status octile_use_task_runner(octile_task_runner run);
@@ -563,7 +564,7 @@ typedef struct {
   const octile_tensor* value; /* the same */
   const octile_tensor* mask;  /* (batch or 1, positions), uint 8: 0 hides a position. Absent: all are visible */
   const octile_tensor* y;     /* out (batch, heads, size), dtype of query, compact */
-  double scale;               /* of query . key, finite; usually 1 / sqrt(size) */
+  double scale;               /* of query . key, -2^127 to 2^127; usually 1 / sqrt(size) */
   int32_t threads;            /* maximum number of CPU threads; 0: all */
   int32_t reserved;           /* 0 */
 } octile_attend_one_query_args;

@@ -21,6 +21,7 @@
 #endif
 
 #include "base/float_environment.h"
+#include "base/message.h"
 
 namespace octile::cpu {
 
@@ -121,7 +122,7 @@ class Pool {
       share.next.store(job.parts * i / threads, std::memory_order_relaxed);
       share.end = job.parts * (i + 1) / threads;
     }
-    if (runner) return runner(threads, run_task, this);
+    if (runner) return run_on(runner, threads);
     const std::uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     const auto limit = static_cast<std::uint64_t>(std::min(threads - 1, workers_));
     state_.store(number << 32 | limit << 17 | kOpen, std::memory_order_seq_cst);
@@ -142,9 +143,27 @@ class Pool {
   static constexpr std::uint64_t kInside = 0xffff;
   static constexpr std::uint64_t kOpen = 0x10000;
 
+  void run_on(TaskRunner runner, int tasks) {
+    tasks_begun_.store(0, std::memory_order_relaxed);
+    tasks_done_.store(0, std::memory_order_relaxed);
+    runner(tasks, run_task, this);
+    const int done = tasks_done_.load(std::memory_order_acquire);
+    if (done >= tasks) return;
+    // The caller is about to free what the tasks write: those that come later find no part.
+    for (Share& share : shares_) share.next.store(share.end, std::memory_order_seq_cst);
+    while (tasks_done_.load(std::memory_order_acquire) < tasks_begun_.load(std::memory_order_acquire)) {
+      std::this_thread::yield();
+    }
+    fail(Status::invalid_argument, "octile_use_task_runner: the runner returned when ", done, " of ", tasks,
+         " tasks had, expected all");
+  }
+
   static void run_task(void* pool, std::int32_t index) {
     const FloatEnvironment environment;
-    static_cast<Pool*>(pool)->work(index);
+    auto& own = *static_cast<Pool*>(pool);
+    own.tasks_begun_.fetch_add(1, std::memory_order_acq_rel);
+    own.work(index);
+    own.tasks_done_.fetch_add(1, std::memory_order_acq_rel);
   }
 
   void work(int own) {
@@ -231,6 +250,8 @@ class Pool {
 
   std::atomic<bool> busy_ = false;
   std::atomic<bool> workers_in_excess_ = false;
+  std::atomic<int> tasks_begun_ = 0;  // by a task runner
+  std::atomic<int> tasks_done_ = 0;
   int workers_ = 0;
   Job job_;
   std::array<Share, kMaxThreads> shares_;

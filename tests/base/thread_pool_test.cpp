@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/float_environment.h"
+#include "octile/error.h"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -150,6 +152,19 @@ TEST(ThreadPool, WorksAgainAfterAnotherPoolHasThrown) {
   EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
   EXPECT_EQ(tasks_run.load(), 3);
   use_task_runner(nullptr);
+}
+
+TEST(ThreadPool, RefusesAnotherPoolThatLeavesTasksOut) {
+  use_task_runner([](std::int32_t, Task task, void* context) { task(context, 1); });
+  try {
+    counts_of(3, 1000);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("when 1 of 3 tasks"), std::string::npos) << error.what();
+  }
+  use_task_runner(nullptr);
+  EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
 }
 
 TEST(ThreadPool, ThreadsOfAnotherPoolHaveTheirOwnRounding) {
