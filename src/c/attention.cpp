@@ -26,6 +26,7 @@ using namespace c_interface;
 static_assert(sizeof(octile_attend_one_query_args) == 7 * 8 + 2 * 4);
 
 constexpr std::size_t kMaxRank = 4;
+constexpr double kMaxScale = 0x1p127;  // times log2(e) it fits an f32
 
 // A tensor of up to four dimensions.
 struct View {
@@ -119,8 +120,9 @@ class Tensors {
 OneQuery checked(std::string_view function, const octile_attend_one_query_args* given) {
   const auto args = read_struct(function, "args", given);
   if (args.reserved != 0) fail(Status::invalid_argument, function, ": reserved = ", args.reserved, ", expected 0");
-  if (!std::isfinite(args.scale))
-    fail(Status::invalid_argument, function, ": scale = ", args.scale, ", expected finite");
+  if (!(std::abs(args.scale) <= kMaxScale)) {
+    fail(Status::invalid_argument, function, ": scale = ", args.scale, ", expected -2^127 to 2^127");
+  }
   const Tensors tensors(function);
   const View query = tensors.read("query", args.query, 3), key = tensors.read("key", args.key, 4);
   const View value = tensors.read("value", args.value, 4), y = tensors.read("y", args.y, 3);
