@@ -117,7 +117,7 @@ struct SmoothingSearchDescription {
   DType x = DType::f32;
   DType w = DType::f32;
   Activation activation = Activation::static_per_tensor;
-  WeightFormat weight = WeightFormat::s8_per_channel;
+  WeightFormat weight = WeightFormat::s8_per_channel;  // without zero points
   double first_alpha = 0;  // the grid: `steps` alphas from the first to the last, both included
   double last_alpha = 1;
   int steps = 21;   // 1 to 1001

@@ -15,6 +15,7 @@
 #include "calibration/outer_sum.h"
 #include "calibration/weight_moments.h"
 #include "calibration/weight_scales.h"
+#include "cpu/support/isa.h"
 #include "octile/linear.h"
 #include "octile/smooth_quant.h"
 #include "octile/weight_quantizer.h"
@@ -35,6 +36,10 @@ void check(const SmoothingSearchDescription& d) {
   check_choice(kFunction, "w", d.w, kLastDType);
   check_choice(kFunction, "activation", d.activation, Activation::static_per_tensor);
   check_weight_format(kFunction, d.weight, d.k);
+  check_threads(kFunction, d.threads);
+  if (d.weight.zero_point) {
+    fail(Status::unsupported, kFunction, ": weight_zero_point: the search quantizes without zero points");
+  }
   if (!is_float(d.x)) fail(Status::unsupported, kFunction, ": x = ", d.x, ", expected f16, bf16, f32 or f64");
   if (!is_float(d.w)) fail(Status::unsupported, kFunction, ": w = ", d.w, ", expected f16, bf16, f32 or f64");
   if (d.activation == Activation::none) {
@@ -92,6 +97,7 @@ struct SmoothedWeight {
 class Search {
  public:
   Search(const SmoothingSearchDescription& d, const SmoothingSearchArgs& args) : d_(d) {
+    cpu::check_requested_isa(kFunction);
     check(d);
     TensorChecks checks(kFunction, {});
     weight_ = checks.matrix("weight", args.weight, d.w, {d.n, d.k});
@@ -122,6 +128,7 @@ class Search {
     }
     if (args.errors.present()) checks.vector("errors", args.errors, DType::f64, d.steps);
     checks.no_overlap();
+    check_positive(kFunction, "input_channel_max", input_max_, true);
     read();
   }
 
@@ -148,12 +155,23 @@ class Search {
   }
 
  private:
+  // Every value of a matrix that was read to (rows, k).
+  void check_finite(std::string_view name, const std::vector<float>& values) const {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (std::isfinite(values[i])) continue;
+      const auto k = static_cast<std::size_t>(d_.k);
+      fail(Status::invalid_argument, kFunction, ": ", name, "[", i / k, ", ", i % k, "] = ", values[i],
+           ", expected finite in f32");
+    }
+  }
+
   // Reads the weight with its maxima, and computes the layer's output from the rows or their second moments.
   void read() {
     const auto cells = static_cast<std::size_t>(d_.n * d_.k);
     values_.resize(cells);
     Calibrator maxima({.features = d_.k});
     for (std::int64_t r = 0; r < d_.n; ++r) read_row(weight_, r, values_.data() + r * d_.k);
+    check_finite("weight", values_);
     if (d_.n > 0) maxima.observe(matrix<const float>(values_.data(), d_.n, d_.k));
     weight_max_ = maxima.channel_max();
     weight_norms_.resize(static_cast<std::size_t>(d_.k));
@@ -171,12 +189,7 @@ class Search {
     const std::int64_t m = x_.rows();
     rows_.resize(static_cast<std::size_t>(m * d_.k));
     for (std::int64_t r = 0; r < m; ++r) read_row(x_, r, rows_.data() + r * d_.k);
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      if (std::isfinite(rows_[i])) continue;
-      const auto k = static_cast<std::size_t>(d_.k);
-      fail(Status::invalid_argument, kFunction, ": x[", i / k, ", ", i % k, "] = ", rows_[i],
-           ", expected finite in f32");
-    }
+    check_finite("x", rows_);
     std::vector<float> left, right;  // (k, m), (k, n)
     transpose(rows_, m, d_.k, left);
     transpose(values_, d_.n, d_.k, right);

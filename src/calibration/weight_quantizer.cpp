@@ -256,6 +256,7 @@ void quantize_weight(const WeightQuantizerDescription& description, const Weight
 WeightError weight_error(const WeightQuantizerDescription& description, const WeightErrorArgs& args) {
   const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "weight_error";
+  cpu::check_requested_isa(kFunction);
   check(kFunction, description);
   const WeightQuantizerDescription& d = description;
   WeightProblem p;

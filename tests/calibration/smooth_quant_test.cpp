@@ -676,8 +676,8 @@ TEST(SmoothQuant, TheSearchRejects) {
     SmoothingSearchArgs args;
     std::vector<double> errors = std::vector<double>(21, -3.0);
   };
-  const auto rejected = [&](const std::function<void(Case&)>& spoil, Status status,
-                            const std::vector<std::string>& texts) {
+  const auto rejected = [&](const std::function<void(Case&)>& spoil, Status status, std::vector<std::string> texts) {
+    texts.push_back("search_smoothing: ");
     Case c;
     c.d.n = 4, c.d.k = 64;
     c.args.weight = matrix<const float>(values.data(), 4, 64);
@@ -690,7 +690,7 @@ TEST(SmoothQuant, TheSearchRejects) {
     expect_error([&] { search_smoothing(c.d, c.args); }, status, texts);
     EXPECT_EQ(c.errors, std::vector<double>(21, -3.0));
   };
-  rejected([](Case& c) { c.d.n = -1; }, invalid, {"search_smoothing", "n = -1"});
+  rejected([](Case& c) { c.d.n = -1; }, invalid, {"n = -1"});
   rejected([](Case& c) { c.d.k = -1; }, invalid, {"k = -1"});
   rejected([](Case& c) { c.d.n = c.d.k = std::int64_t{1} << 40; }, invalid, {"overflows"});
   rejected([](Case& c) { c.d.x = DType::s8; }, unsupported, {"x = s8"});
@@ -702,6 +702,7 @@ TEST(SmoothQuant, TheSearchRejects) {
   rejected([](Case& c) { c.d.weight.granularity = static_cast<Granularity>(5); }, invalid, {"granularity = 5"});
   rejected([](Case& c) { c.d.weight = {DType::s4, Granularity::group, 48}; }, unsupported, {"group = 48"});
   rejected([](Case& c) { c.d.weight = {DType::s4, Granularity::group, 128}; }, invalid, {"group = 128"});
+  rejected([](Case& c) { c.d.weight = {DType::s4, Granularity::group, 32, true}; }, unsupported, {"weight_zero_point"});
   for (const double alpha : {-0.1, 1.1, std::nan("")}) {
     rejected([=](Case& c) { c.d.first_alpha = alpha; }, invalid, {"first_alpha = "});
     rejected([=](Case& c) { c.d.last_alpha = alpha; }, invalid, {"last_alpha = "});
@@ -749,7 +750,7 @@ TEST(SmoothQuant, TheSearchRejects) {
   rejected(moments, invalid, {"second_moments[0, 3] = 7"});
   std::vector<float> bad = values;
   bad[70] = kNan;
-  rejected([&](Case& c) { c.args.weight = matrix<const float>(bad.data(), 4, 64); }, invalid, {"weight"});
+  rejected([&](Case& c) { c.args.weight = matrix<const float>(bad.data(), 4, 64); }, invalid, {"weight[1, 6] = nan"});
   rejected([&](Case& c) { c.args.input_channel_max = vector<const float>(bad.data() + 64, 64); }, invalid,
            {"input_channel_max[6] = nan"});
   rejected([&](Case& c) { c.args.x = matrix<const float>(bad.data(), 8, 64); }, invalid, {"x[1, 6] = nan"});
