@@ -355,6 +355,8 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
         raise ValueError("octile: x has no dimensions")
     m, k = math.prod(shape[:-1]), shape[-1]
     rows = call.view("x", x if len(shape) == 2 else x.reshape(m, k))
+    if rows.dtype not in (_c.F16, _c.BF16, _c.F32, _c.F64):
+        raise TypeError(f"octile: x is of {x.dtype}, expected a float type")
     if isinstance(w, Weight):
         tensors, fields = _weight(call, w, k)
     else:

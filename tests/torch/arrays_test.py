@@ -149,6 +149,7 @@ def test_refusals(generator):
         r"levels has 128 columns of uint8, expected 100 of uint8": lambda: octile.linear(x[..., :200], weight),
         r"scale has 2 columns, which do not divide 255": lambda: octile.linear(x[..., :255], weight),
         r"w is \(40, 0\), expected two dimensions": lambda: octile.linear(x[..., :0], w[:, :0]),
+        r"x is of int8, expected a float type": lambda: octile.linear(x.astype(np.int8), w),
         r"x is of int64, which no plan takes": lambda: octile.linear(x.astype(np.int64), w),
         r"layout is 'io', expected 'out_in' or 'in_out'": lambda: octile.linear(x, w, layout="io"),
         r"activation is None, expected ": lambda: octile.linear(x, w, activation=None),
