@@ -25,7 +25,7 @@
 //                 U and D are computed in f64, U then rounded to f32, and t summed in f32 in the order of i. s and z
 //                 are W's; with the columns in their own order, a group's are those of its t when the group is reached.
 //                 With clip_steps > 1 they are found by clip_search, weighted by D.
-//                 A dead channel, H_jj = 0, is rounded to nearest and compensates for nothing.
+//                 A dead channel, H_jj = 0, is rounded to nearest and compensates for nothing; the mean leaves it out.
 // clang-format on
 //
 // H is the sum or the mean over n rows: only ratios matter. It must be symmetric (to 1e-3 * sqrt(H_ii * H_jj)); the
