@@ -15,6 +15,7 @@ import warnings
 
 import torch
 import vllm
+from vllm import envs
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.scalar_type import scalar_types
 
@@ -52,6 +53,7 @@ def register():
         raise ValueError(f"octile: OCTILE_VLLM is {place!r}, expected one of {', '.join(_PLACES)}")
     if place == "off":
         return
+    _enter_compile_cache_key(place)
     for kind, kernel, lists in (
         ("int8", OctileInt8LinearKernel, "_POSSIBLE_INT8_KERNELS"),
         ("mp", OctileWeightLinearKernel, "_POSSIBLE_KERNELS"),
@@ -67,6 +69,19 @@ def register():
                 warnings.warn(
                     f"octile: this vLLM keeps its kernels elsewhere, so {kernel.__name__} comes last", stacklevel=2
                 )
+
+
+def _enter_compile_cache_key(place):
+    """Keeps vLLM's compiled graphs apart by what decides which kernels are in them: its key has the variables it knows."""
+    value = " ".join((place, _c.library().version(), os.environ.get("OCTILE_ISA", "")))
+    try:
+        envs.environment_variables["OCTILE_VLLM"] = lambda: value
+    except (AttributeError, TypeError):
+        warnings.warn(
+            "octile: this vLLM's compile cache may not tell graphs with Octile's kernels from others; "
+            "VLLM_DISABLE_COMPILE_CACHE=1 turns it off",
+            stacklevel=3,
+        )
 
 
 def _refusal(capability=None, **fields):
@@ -254,7 +269,7 @@ class OctileWeightLinearKernel(MPLinearKernel):
         return True
 
     def apply_weights(self, layer, x, bias=None):
-        weight, scale, points = self._get_weight_params(layer)
+        weight, scale, points, *_ = self._get_weight_params(layer)  # 0.25 has a fourth one
         f, bias = self._fields, _bias(bias, x)
         if self._packed:
             n = self.config.partition_weight_shape[1]

@@ -48,6 +48,13 @@ class CpuPlatform:
 
 current_platform = CpuPlatform()
 
+environment_variables = {"VLLM_DISABLED_KERNELS": lambda: os.environ.get("VLLM_DISABLED_KERNELS", "")}
+
+
+def compile_factors():
+    """What the key of the compile cache has of the environment."""
+    return {name: value() for name, value in environment_variables.items()}
+
 
 def replace_parameter(layer, param_name, new_tensor):
     if new_tensor is None:
@@ -150,6 +157,7 @@ def choose_mp_linear_kernel(config, compute_capability=None):
 
 
 _MODULES = {
+    "vllm.envs": ("compile_factors", "environment_variables"),
     "vllm.platforms": ("PlatformEnum", "current_platform"),
     "vllm.scalar_type": ("scalar_types",),
     "vllm.model_executor.utils": ("replace_parameter",),

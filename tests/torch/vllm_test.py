@@ -101,6 +101,30 @@ def test_first_last_and_off(vllm, monkeypatch):
             kernels[:] = before
 
 
+def test_the_compile_cache_knows_the_kernels(vllm, monkeypatch):
+    import octile.vllm as plugin
+
+    ours = plugin.envs.environment_variables.pop("OCTILE_VLLM")
+    try:
+        factors = [plugin.envs.compile_factors()]
+        monkeypatch.setenv("OCTILE_VLLM", "off")
+        plugin.register()
+        assert plugin.envs.compile_factors() == factors[0]
+        for place, isa in (("last", ""), ("first", ""), ("first", "avx2")):
+            monkeypatch.setenv("OCTILE_VLLM", place)
+            monkeypatch.setenv("OCTILE_ISA", isa)
+            plugin.register()
+            factors.append(plugin.envs.compile_factors())
+        assert all(a != b for a, b in itertools.combinations(factors, 2))
+        assert octile.__version__ in factors[-1]["OCTILE_VLLM"]
+        monkeypatch.setattr(plugin.envs, "environment_variables", None)
+        with pytest.warns(UserWarning, match="octile: .* VLLM_DISABLE_COMPILE_CACHE=1 turns it off"):
+            plugin.register()
+    finally:
+        monkeypatch.undo()
+        plugin.envs.environment_variables["OCTILE_VLLM"] = ours
+
+
 def test_vllm_chooses_ours_and_can_be_told_not_to(vllm, types, monkeypatch):
     arguments = {"is_channelwise": True, "is_static_input_scheme": False, "module_name": "q_proj"}
     config = vllm.MPLinearLayerConfig((64, 32), (64, 32), types.uint4b8, torch.bfloat16, 32, False)
