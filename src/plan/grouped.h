@@ -44,6 +44,17 @@ void check_grouped(std::string_view function, const Description& d) {
   check_bytes(function, "W", d.experts, d.n * std::max<std::int64_t>(d.k, 1));
 }
 
+// The plan of an expert; its errors are the grouped plan's.
+template <class ExpertPlan, class Description>
+ExpertPlan select_expert(std::string_view function, const Description& d) {
+  try {
+    return ExpertPlan::select(d);
+  } catch (const Error& error) {
+    const std::string_view text = error.what();  // "LinearPlan::select: ..."
+    throw Error(error.status(), message(function, text.substr(std::min(text.size(), text.find(": ")))));
+  }
+}
+
 inline void check_offsets(const TensorChecks& checks, const ConstTensor& offsets, std::int64_t rows) {
   std::int64_t before = 0;
   for (std::int64_t e = 0; e < offsets.rows(); ++e) {

@@ -408,7 +408,7 @@ void select_on_gpu(GroupedLinearImpl& impl) {
   packs.m = 1;
   packs.device = {};
   packs.kernel = {};
-  impl.many = LinearPlan::select(packs);
+  impl.many = select_expert<LinearPlan>(kSelect, packs);
   impl.guarantee = guarantee_of(impl.product, "K");
   impl.reserve_scratch(std::max(impl.product.workspace, impl.quantize.workspace));
 }
@@ -416,11 +416,11 @@ void select_on_gpu(GroupedLinearImpl& impl) {
 void select_on_cpu(GroupedLinearImpl& impl) {
   const GroupedLinearDescription& d = impl.description;
   const LinearDescription product = product_of(d);
-  impl.many = LinearPlan::select(product);
+  impl.many = select_expert<LinearPlan>(kSelect, product);
   LinearDescription few = product;
   few.m = std::min(d.m, kFewGroupedRows);
   few.threads = 1;
-  impl.few = LinearPlan::select(few);
+  impl.few = select_expert<LinearPlan>(kSelect, few);
   impl.sku += (impl.sku.empty() ? "" : " + ") + impl.many->sku();
   impl.explanation += message("an expert with all threads\n", impl.many->explain(), "an expert of at most ",
                               kFewGroupedRows, " rows, with one thread: ", impl.few->sku(), "\n");

@@ -341,10 +341,10 @@ struct GpuRun {
 void select_on_cpu(GroupedLinearBackwardImpl& impl) {
   const GroupedLinearBackwardDescription& d = impl.description;
   LinearBackwardDescription dense = expert_of(d);
-  impl.many = LinearBackwardPlan::select(dense);
+  impl.many = select_expert<LinearBackwardPlan>(kSelect, dense);
   dense.m = std::min(d.m, kFewGroupedRows);
   dense.threads = 1;
-  impl.few = LinearBackwardPlan::select(dense);
+  impl.few = select_expert<LinearBackwardPlan>(kSelect, dense);
   impl.sku = impl.many->sku();
   impl.explanation += message("an expert with all threads\n", impl.many->explain(), "an expert of at most ",
                               kFewGroupedRows, " rows, with one thread: ", impl.few->sku(), "\n");

@@ -179,6 +179,22 @@ TEST(Grouped, RefusesDescriptions) {
   EXPECT_EQ(select([](auto&) {}), "");
 }
 
+// Where an expert's dense plan is refused.
+TEST(Grouped, NamesItselfWhereAKernelIsMissing) {
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.device != DeviceType::cpu || kernel.reason.empty()) continue;
+    if (kernel.operation == "w8a8_gemm") {
+      const GroupedLinearDescription d{.experts = 2, .m = 4, .n = 8, .k = 8, .kernel = kernel.name};
+      expect_in("GroupedLinearPlan::select: no kernel for w8a8_gemm", refusal([&] { GroupedLinearPlan::select(d); }));
+    }
+    if (kernel.operation == "w8a16_gemm") {
+      const GroupedLinearBackwardDescription d{.experts = 2, .m = 4, .n = 8, .k = 8, .kernel = kernel.name};
+      expect_in("GroupedLinearBackwardPlan::select: no kernel for w8a16_gemm",
+                refusal([&] { GroupedLinearBackwardPlan::select(d); }));
+    }
+  }
+}
+
 TEST(Grouped, RefusesArguments) {
   Experts experts({.n = 16, .k = 64, .tokens = 3, .gather = true, .slots = 2}, {1, 2});
   const auto plan = GroupedLinearPlan::select(experts.d);
