@@ -106,13 +106,16 @@ void TensorChecks::no_overlap() const {
   }
 }
 
+std::string place_in(const ConstTensor& t, std::int64_t row, std::int64_t col) {
+  return t.rank == 1 ? message(row) : message(row, ", ", col);
+}
+
 void check_values_within(const TensorChecks& checks, std::string_view name, const ConstTensor& t, int low, int high) {
   for_each_element(t, [&](std::int64_t i, std::int64_t r, std::int64_t c) {
     const std::int32_t value = static_cast<const std::int32_t*>(t.data)[i];
     if (low <= value && value <= high) return;
-    const std::string place = t.rank == 1 ? message(r) : message(r, ", ", c);
-    fail(Status::invalid_argument, checks.function(), ": ", name, "[", place, "] = ", value, " is outside ", low, "..",
-         high);
+    fail(Status::invalid_argument, checks.function(), ": ", name, "[", place_in(t, r, c), "] = ", value, " is outside ",
+         low, "..", high);
   });
 }
 

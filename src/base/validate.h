@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -89,6 +90,8 @@ void for_each_element(const ConstTensor& t, const Visit& visit) {
   }
 }
 
+// Where in a vector or a matrix, for a message: "3", "3, 0".
+std::string place_in(const ConstTensor& t, std::int64_t row, std::int64_t col);
 // Every value of an s32 tensor in host memory is in low..high.
 void check_values_within(const TensorChecks& checks, std::string_view name, const ConstTensor& t, int low, int high);
 // Every value of an f32 vector in host memory is positive, or 0 where that will do, and finite.

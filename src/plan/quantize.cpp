@@ -190,7 +190,7 @@ void check_scale_values(const TensorChecks& checks, const ConstTensor& t) {
   for_each_element(t, [&](std::int64_t i, std::int64_t r, std::int64_t c) {
     const Real s = static_cast<const Real*>(t.data)[i];
     if (s > 0 && std::isfinite(s)) return;
-    fail(Status::invalid_argument, checks.function(), ": given_scale[", r, ", ", c, "] = ", s,
+    fail(Status::invalid_argument, checks.function(), ": given_scale[", place_in(t, r, c), "] = ", s,
          ", expected positive and finite");
   });
 }
@@ -198,16 +198,21 @@ void check_scale_values(const TensorChecks& checks, const ConstTensor& t) {
 // Values are checked if the host can read them.
 bool readable(const QuantizeProblem& p) { return p.device.type == DeviceType::cpu; }
 
-// Scale and zero point that come in, for the plan's matrix of this shape.
-void bind_given(TensorChecks& checks, const QuantizeProblem& p, std::array<std::int64_t, 2> shape,
-                const std::array<const ConstTensor*, 2>& given, QuantizeOperands& o) {
-  const auto& [scale, zero_point] = given;
-  const bool named_given = p.scale == ScaleSource::given;
-  const std::string_view what = named_given ? "given_scale" : "scale";
-  o.given_scale = bind_segments(checks, what, *scale, scale_type(p.x), {p, shape});
+// A scale and a zero point that come in, and their names in the arguments.
+struct Incoming {
+  const ConstTensor& scale;
+  const ConstTensor& zero_point;
+  std::string_view scale_name = "scale";
+  std::string_view zero_point_name = "zero_point";
+};
+
+// For the plan's matrix of this shape.
+void bind_incoming(TensorChecks& checks, const QuantizeProblem& p, std::array<std::int64_t, 2> shape,
+                   const Incoming& in, QuantizeOperands& o) {
+  o.given_scale = bind_segments(checks, in.scale_name, in.scale, scale_type(p.x), {p, shape});
   const bool affine = p.mapping == Mapping::affine;
-  o.given_zero_point = bind_segments(checks, "zero_point", *zero_point, DType::s32, {p, shape, affine});
-  if (affine && readable(p)) check_values_within(checks, "zero_point", *zero_point, p.q_min, p.q_max);
+  o.given_zero_point = bind_segments(checks, in.zero_point_name, in.zero_point, DType::s32, {p, shape, affine});
+  if (affine && readable(p)) check_values_within(checks, in.zero_point_name, in.zero_point, p.q_min, p.q_max);
 }
 
 // The scale of a quantizer, given or dynamic, in and out.
@@ -219,7 +224,7 @@ void bind_quantizer_scales(TensorChecks& checks, const QuantizeProblem& p, std::
     checks.absent("given_scale", args.given_scale);
     checks.absent("given_zero_point", args.given_zero_point);
   } else {
-    bind_given(checks, p, shape, {&args.given_scale, &args.given_zero_point}, o);
+    bind_incoming(checks, p, shape, {args.given_scale, args.given_zero_point, "given_scale", "given_zero_point"}, o);
     if (readable(p)) {
       p.x == DType::f64 ? check_scale_values<double>(checks, args.given_scale)
                         : check_scale_values<float>(checks, args.given_scale);
@@ -275,7 +280,7 @@ QuantizeOperands bind(const QuantizerImpl& impl, const DequantizeArgs& args, Ten
   QuantizeOperands o;
   o.q_in = checks.matrix("q", args.q, p.q, shape);
   o.y = checks.matrix("x", args.x, p.x, shape);
-  bind_given(checks, p, shape, {&args.scale, &args.zero_point}, o);
+  bind_incoming(checks, p, shape, {args.scale, args.zero_point}, o);
   return o;
 }
 
@@ -309,7 +314,7 @@ QuantizeOperands bind(const QuantizerImpl& impl, const Args& args, TensorChecks&
   o.dy = checks.matrix("dy", args.dy, p.x, shape);
   o.x = checks.matrix("x", args.x, p.x, shape);
   o.y = checks.matrix("dx", args.dx, p.x, shape);
-  bind_given(checks, p, shape, {&args.scale, &args.zero_point}, o);
+  bind_incoming(checks, p, shape, {args.scale, args.zero_point}, o);
   return o;
 }
 

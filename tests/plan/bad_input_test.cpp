@@ -261,10 +261,10 @@ TEST(BadArguments, GivenScales) {
     };
   };
   const auto invalid = Status::invalid_argument;
-  expect_run_error(given(0.0f), {invalid, {"given_scale[2, 0] = 0", "positive and finite"}});
-  expect_run_error(given(-0.5f), {invalid, {"given_scale[2, 0] = -0.5"}});
-  expect_run_error(given(std::numeric_limits<float>::infinity()), {invalid, {"given_scale[2, 0] = inf"}});
-  expect_run_error(given(std::numeric_limits<float>::quiet_NaN()), {invalid, {"given_scale[2, 0] = nan"}});
+  expect_run_error(given(0.0f), {invalid, {"given_scale[2] = 0", "positive and finite"}});
+  expect_run_error(given(-0.5f), {invalid, {"given_scale[2] = -0.5"}});
+  expect_run_error(given(std::numeric_limits<float>::infinity()), {invalid, {"given_scale[2] = inf"}});
+  expect_run_error(given(std::numeric_limits<float>::quiet_NaN()), {invalid, {"given_scale[2] = nan"}});
   expect_run_error(
       [&](Quantizer& c) {
         given(0.5f)(c);
@@ -272,7 +272,13 @@ TEST(BadArguments, GivenScales) {
         c.zero_point[1] = 200;
         c.args.given_zero_point = vector<const std::int32_t>(c.zero_point.data(), kRows);
       },
-      {invalid, {"zero_point[1] = 200", "-128..127"}});
+      {invalid, {"given_zero_point[1] = 200", "-128..127"}});
+  expect_run_error(
+      [&](Quantizer& c) {
+        given(0.5f)(c);
+        c.description.mapping = Mapping::affine;
+      },
+      {Status::shape_mismatch, {"given_zero_point is absent"}});
 }
 
 TEST(BadArguments, OtherQuantizerPlans) {
@@ -287,6 +293,10 @@ TEST(BadArguments, OtherQuantizerPlans) {
   expect_error([&] { DequantizeBackwardPlan::select(c.description).run({.dy = x, .dq = y}); }, absent);
   expect_error([&] { FakeQuantizePlan::select(c.description).run({.x = x, .y = y}); }, absent);
   expect_error([&] { FakeQuantizeBackwardPlan::select(c.description).run({.dy = x, .x = x, .dx = y}); }, absent);
+  Quantizer given;
+  given.description.scale = ScaleSource::given;  // which only quantizers ask for by that name
+  expect_error([&] { DequantizePlan::select(given.description).run({.q = q, .x = y}); },
+               {Status::shape_mismatch, {": scale is absent"}});
   expect_error([&] { DequantizePlan::select(c.description).run({.scale = scale, .x = y}); },
                {Status::shape_mismatch, {"DequantizePlan::run", "q is absent"}});
   expect_error([&] { QuantizeBackwardPlan::select(c.description).run({.dy = x, .scale = scale, .dx = y}); },
