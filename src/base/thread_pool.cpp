@@ -161,6 +161,7 @@ class Pool {
   static void run_task(void* pool, std::int32_t index) {
     const FloatEnvironment environment;
     auto& own = *static_cast<Pool*>(pool);
+    if (index < 0 || index >= own.job_.threads) return;  // no thread's number: there is no scratch for it
     own.tasks_begun_.fetch_add(1, std::memory_order_acq_rel);
     own.work(index);
     own.tasks_done_.fetch_add(1, std::memory_order_acq_rel);

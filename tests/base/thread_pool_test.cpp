@@ -155,14 +155,21 @@ TEST(ThreadPool, WorksAgainAfterAnotherPoolHasThrown) {
 }
 
 TEST(ThreadPool, RefusesAnotherPoolThatLeavesTasksOut) {
-  use_task_runner([](std::int32_t, Task task, void* context) { task(context, 1); });
-  try {
-    counts_of(3, 1000);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), Status::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find("when 1 of 3 tasks"), std::string::npos) << error.what();
-  }
+  const auto refused = [](TaskRunner runner, const std::string& text) {
+    use_task_runner(runner);
+    try {
+      counts_of(3, 1000);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  refused([](std::int32_t, Task task, void* context) { task(context, 1); }, "when 1 of 3 tasks");
+  const auto counts_from_1 = [](std::int32_t tasks, Task task, void* context) {
+    for (std::int32_t i = 1; i <= tasks; ++i) task(context, i);
+  };
+  refused(counts_from_1, "when 2 of 3 tasks");
   use_task_runner(nullptr);
   EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
 }
