@@ -64,7 +64,7 @@ enum {
 };
 
 /* The text of the last call on this thread that did not return OCTILE_OK: the function, and every value that was
- * wrong. "" before the first. Valid until the next such call on this thread. Never NULL. */
+ * wrong. "" before the first. Valid until the next such call on this thread. Never NULL; always UTF-8. */
 OCTILE_API const char* octile_last_error(void);
 
 /* ---- Tensors ---- */

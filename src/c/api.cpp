@@ -1,9 +1,11 @@
 // The C interface: conversion (c_convert.h) and nothing else. The plans of octile.hpp do the work, and exceptions
 // become a status and a text.
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,6 +39,31 @@ namespace {
 thread_local constinit const char* last_error = "";
 thread_local constinit char* last_copy = nullptr;
 
+// How many bytes the UTF-8 character has that begins there; 0: none does.
+std::size_t length_of_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
+  const int first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const int low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const int high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (second < low || second > high) return 0;
+  const std::size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  for (std::size_t i = 2; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  return length;
+}
+
+// Other languages decode our texts, but the paths and names that they quote may have any bytes.
+void make_utf8(std::span<char> text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = length_of_character({text.data() + i, text.size() - i});
+    if (length == 0) text[i] = '?';
+    i += std::max<std::size_t>(length, 1);
+  }
+}
+
 struct FreesTheLastCopy {
   ~FreesTheLastCopy() {
     last_error = "";
@@ -50,6 +77,7 @@ struct FreesTheLastCopy {
 octile_status keep_error(octile_status status, const char* text) noexcept {
   static thread_local FreesTheLastCopy at_the_end;
   char* const copy = strdup(text);
+  if (copy) make_utf8({copy, std::strlen(copy)});
   std::free(std::exchange(last_copy, copy));
   last_error = copy ? copy : "out of memory";
   return status;
@@ -66,7 +94,9 @@ octile_status create(std::string_view function, const C* description, octile_pla
   return guarded([&] {
     if (plan == nullptr) fail(Status::invalid_argument, function, ": plan is NULL");
     const Plan selected = Plan::select(convert<Description>(function, description));
-    *plan = new octile_plan{selected, selected.sku(), selected.explain(), selected.precision_guarantee()};
+    std::string explanation = selected.explain();  // with the path of the tuning file
+    make_utf8(explanation);
+    *plan = new octile_plan{selected, selected.sku(), std::move(explanation), selected.precision_guarantee()};
   });
 }
 

@@ -917,6 +917,15 @@ static void test_last_error_per_thread(void) {
   octile_plan_destroy(plan);
 }
 
+/* A kernel's name and the path of a tuning file may have any bytes: of UTF-8, of nothing, cut off. */
+static void test_texts_are_utf8(void) {
+  octile_linear_description d = linear(2, 2, 3);
+  octile_plan* plan = NULL;
+  d.kernel = "\xc3\xa9\xff\xe2\x82\xac\xed\xa0\x80\xf0\x9f\x98\x80\xc0\xaf\xe2\x82";
+  ERROR(octile_linear_plan_create(&d, &plan), OCTILE_INVALID_ARGUMENT,
+        "no kernel is named \xc3\xa9?\xe2\x82\xac???\xf0\x9f\x98\x80????, nor");
+}
+
 static octile_kernel first_kernel = {.struct_size = sizeof first_kernel};
 
 /* Runs after the library's own destructors, and those of the main thread. */
@@ -961,6 +970,7 @@ int main(void) {
   test_tuning();
   test_task_runner();
   test_last_error_per_thread();
+  test_texts_are_utf8();
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures != 0;
 }
