@@ -25,7 +25,7 @@ try:
     from vllm.model_executor.utils import replace_parameter
 except ImportError as error:
     raise ImportError(
-        f"octile: vLLM {vllm.__version__} has different plug-in points; 0.32 and 0.33 were tested"
+        f"octile: vLLM {vllm.__version__} has different plug-in points; 0.25, 0.32 and 0.33 were tested"
     ) from error
 
 from . import _c, _plans, quantizer
@@ -269,7 +269,7 @@ class OctileWeightLinearKernel(MPLinearKernel):
         return True
 
     def apply_weights(self, layer, x, bias=None):
-        weight, scale, points, *_ = self._get_weight_params(layer)  # 0.25 has a fourth one
+        weight, scale, points, *_ = self._get_weight_params(layer)  # and in 0.25 a fourth
         f, bias = self._fields, _bias(bias, x)
         if self._packed:
             n = self.config.partition_weight_shape[1]
