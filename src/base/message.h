@@ -23,7 +23,8 @@ std::ostream& operator<<(std::ostream& out, const BasicTensor<Void>& t) {
   for (int i = 0; i < t.rank && i < 2; ++i) out << (i ? ", " : "") << t.shape[static_cast<std::size_t>(i)];
   out << ") strides (";
   for (int i = 0; i < t.rank && i < 2; ++i) out << (i ? ", " : "") << t.strides[static_cast<std::size_t>(i)];
-  return out << ") on " << t.device;
+  out << ") on " << t.device;
+  return t.rank < 0 || t.rank > 2 ? out << " of rank " << t.rank : out;
 }
 
 template <class... Parts>

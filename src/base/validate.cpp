@@ -46,9 +46,7 @@ void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtyp
       (rank == 2 && t.shape[1] != shape[1])) {
     const std::int64_t leading = rank == 2 ? shape[1] : 1;
     const ConstTensor expected{nullptr, dtype, device_, rank, shape, {leading, 1}};
-    const bool odd = t.rank < 0 || t.rank > 2;
-    fail(Status::shape_mismatch, function_, ": ", name, " is ", t, odd ? message(" of rank ", t.rank) : "",
-         ", expected ", expected);
+    fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ", expected ", expected);
   }
   if (empty(t)) return;
 

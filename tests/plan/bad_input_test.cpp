@@ -357,6 +357,7 @@ TEST(BadDescription, AGroupCountsOnlyWhereScalesAreForGroups) {
 
 TEST(BadTensor, OfAnotherRank) {
   expect_layer_error([](auto& c) { c.args.y.rank = 3; }, {Status::shape_mismatch, {"of rank 3"}});
+  expect_layer_error([](auto& c) { c.args.x.rank = -1; }, {Status::shape_mismatch, {"of rank -1"}});
 }
 
 TEST(BadDescription, Linear) {
