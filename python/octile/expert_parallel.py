@@ -4,7 +4,7 @@
 
 Each rank has its own tokens and some of the experts. A token is quantized once and sent once to each rank that has one
 of its experts. The experts' outputs, one row per slot, return to the token's rank, which adds them up.
-docs/how-to/experts.md has the rest.
+docs/reference/experts.md has the rest.
 """
 
 import torch

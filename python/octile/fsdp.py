@@ -314,7 +314,8 @@ def prepare_(model):
         optimizer = torch.optim.AdamW(model.parameters())
 
     Call it after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over
-    the same values. Sharded parameters stay float, and state_dict() holds plain tensors. docs/how-to/many-gpus.md has the rest.
+    the same values. Sharded parameters stay float, and state_dict() holds plain tensors. docs/reference/many-gpus.md has
+    the rest.
 
     Raises ValueError, and changes nothing, if there is no octile.Linear, if one of octile's training layers cannot be
     gathered as int8, or if another module uses its weight too.

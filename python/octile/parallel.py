@@ -5,7 +5,7 @@
 The output of a column-parallel layer has the bits of one GPU in any case: a scale belongs to one token or one channel,
 and a rank has whole ones. In a row-parallel layer, a rank has only a part of each token. With exact=True, a token's scale
 is the maximum over the ranks, and sums travel in s32 and are scaled afterwards: again the bits of one GPU.
-docs/how-to/many-gpus.md has the rest.
+docs/reference/many-gpus.md has the rest.
 """
 
 import math

@@ -5,7 +5,7 @@
     model_registry("8B", converters=[Int8LinearConverter.Config(backward="int8", filter_fqns=["lm_head"])])
 
 FSDP2 and HSDP gather the weights as int8, with parallelism.spmd_backend = "partial_dtensor". torchtitan's other backends
-and its tensor parallelism multiply DTensors, which these layers do not take: refused. docs/how-to/many-gpus.md has the rest.
+and its tensor parallelism multiply DTensors, which these layers do not take: refused. docs/reference/many-gpus.md has the rest.
 """
 
 from dataclasses import dataclass, field
