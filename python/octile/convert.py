@@ -179,7 +179,8 @@ class W8A8Static:
 
         def convert(linear, name):
             own = smoothed[name]
-            scale = own.channel_max.amax().to(own.weight.dtype) / torch.full((), 127, dtype=own.weight.dtype)
+            largest = own.channel_max.amax().to(own.weight.dtype)
+            scale = largest / torch.full_like(largest, 127)
             return inference.W8A8StaticLinear.from_linear(
                 linear,
                 scale.clamp(min=1e-8),

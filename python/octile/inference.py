@@ -521,12 +521,17 @@ class W8A8StaticLinear(_Int8):
         """Quantizes a torch.nn.Linear; the bias is copied.
 
         input_scale: a number, or a tensor of one. input_multiplier (IN): then `weight`, the layer's by default, has to
-        be the layer's divided by it, column by column. bias: another than the layer's.
+        be the layer's divided by it, column by column. bias: another than the layer's. Raises ValueError for an
+        input_scale of several numbers.
         """
         new = cls._quantized(linear, {"backward": backward}, weight, bias, per_channel=per_channel)
         with torch.inference_mode(False), torch.no_grad():
             like = {"device": new.weight_scale.device, "dtype": new.weight_scale.dtype, "copy": True}
-            new.input_scale = torch.as_tensor(input_scale).reshape(1).to(**like)
+            if not isinstance(input_scale, torch.Tensor):  # not in torch's default type, which may have fewer bits
+                input_scale = torch.tensor(input_scale, dtype=like["dtype"], device="cpu")
+            if input_scale.numel() != 1:
+                raise ValueError(f"octile: input_scale is {tuple(input_scale.shape)}, expected one number")
+            new.input_scale = input_scale.reshape(1).to(**like)
             new.input_multiplier = None if input_multiplier is None else input_multiplier.to(**like)
         new._align()
         return new

@@ -435,12 +435,14 @@ def test_a_weight_that_is_not_finite_is_named(config):
 
 def test_another_default_device_or_type(tmp_path):
     model = nn.Sequential(nn.Linear(128, 32))
+    static = copy.deepcopy(model)
     with torch.device("meta"):  # as set_default_device() does
         with octile.calibrate(model, samples=4) as calibration:
             model(torch.randn(8, 128, device="cpu"))
         octile.quantize_(model, W4A16(method="clip"))
         octile.save_checkpoint(model, tmp_path / "folder")
         octile.pack_(model)
+        octile.quantize_(static, octile.W8A8Static(calibration, smoothing=None))
     assert calibration.layers["0"].rows == 8
     torch.set_default_dtype(torch.float64)
     try:

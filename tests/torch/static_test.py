@@ -96,6 +96,20 @@ def layer_of(inputs=64, outputs=24, device="cpu", dtype=torch.float32, multiplie
     return plain, W8A8StaticLinear.from_linear(plain, 4 / 127, input_multiplier=m, weight=weight, **more)
 
 
+@pytest.mark.parametrize("default", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_number_is_not_rounded_to_torchs_default_type(dtype, default):
+    plain, kept = nn.Linear(64, 24, dtype=dtype), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta"):  # nor made on torch's default device
+            layer = W8A8StaticLinear.from_linear(plain, 4 / 127)
+    finally:
+        torch.set_default_dtype(kept)
+    assert layer.input_scale.device.type == "cpu"
+    assert layer.input_scale.item() == (4 / 127 if dtype is torch.float64 else np.float32(4 / 127))
+
+
 @pytest.mark.parametrize("multiplier", [False, True])
 @pytest.mark.parametrize("inputs", [64, 33])
 def test_layer(inputs, multiplier, device, generator):
@@ -197,6 +211,8 @@ def test_refusals(device):
     layer.input_scale.zero_()
     with pytest.raises(RuntimeError, match="static_scale = 0, expected positive"):
         layer(x)
+    with pytest.raises(ValueError, match=r"input_scale is \(2,\), expected one number"):
+        W8A8StaticLinear.from_linear(nn.Linear(64, 24), torch.ones(2))
 
 
 def test_compiled(device, generator):
