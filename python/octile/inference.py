@@ -133,8 +133,12 @@ class _Inference(nn.Module):
         weight = self._buffers["quantized_weight"]
         if weight is not None and weight.dtype is torch.int8:
             self._buffers["quantized_weight"] = quantizer.aligned(weight)
+        self._absent_last()
+
+    def _absent_last(self):
+        """Moves absent buffers to the end: torch.export counts them in the root."""
         for name in [name for name, buffer in self._buffers.items() if buffer is None]:
-            self._buffers[name] = self._buffers.pop(name)  # to the end: torch.export counts them in the root
+            self._buffers[name] = self._buffers.pop(name)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -163,6 +167,7 @@ class _Inference(nn.Module):
             self._buffers["packed_weight"] = self._pack(*self.plain_weight()).to(self._device())
         for name in _Inference._KEPT:
             self._buffers[name] = None
+        self._absent_last()
         return self
 
     def _reason_against_packing(self):

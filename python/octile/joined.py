@@ -71,6 +71,7 @@ class Joined:
         for part in self.parts:
             part._buffers |= dict.fromkeys(_Inference._KEPT)
             part._buffers["packed_weight"] = layer._buffers["packed_weight"].new_empty(0)
+            part._absent_last()
         self.parts[0]._buffers["packed_weight"] = layer._buffers["packed_weight"]
         self.held = None
         self._watch()

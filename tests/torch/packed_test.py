@@ -96,6 +96,14 @@ def test_gradients_of_any_number_of_rows_compiled(kind):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
+def test_one_layer_alone_is_exported(kind, bias, strict):
+    layer, x = kind.from_linear(nn.Linear(128, 32, bias=bias)).pack_(), torch.randn(3, 128)
+    assert torch.equal(torch.export.export(layer, (x,), strict=strict).module()(x), layer(x))
+
+
 def test_what_x_is_not():
     layer = W8A8Linear.from_linear(nn.Linear(64, 24)).pack_()
     with pytest.raises(RuntimeError, match="x is torch.float64, the layer torch.float32"):
