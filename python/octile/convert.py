@@ -1,6 +1,7 @@
 """quantize_(): whole models."""
 
 import dataclasses
+import numbers
 import warnings
 from typing import Literal
 
@@ -151,7 +152,7 @@ class W8A8Static:
         if not isinstance(self.calibration, Calibration):
             raise TypeError(f"octile: calibration is a {type(self.calibration).__name__}, expected octile.Calibration")
         known = self.smoothing is None or self.smoothing == "search"
-        number = isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool)
+        number = isinstance(self.smoothing, numbers.Real) and not isinstance(self.smoothing, bool)
         if not known and not (number and 0 <= self.smoothing <= 1):
             raise ValueError(f'octile: smoothing is {self.smoothing!r}, expected None, 0 to 1 or "search"')
         if not (self.fold in ("auto", None) or isinstance(self.fold, dict)):

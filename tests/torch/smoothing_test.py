@@ -5,6 +5,7 @@ import dataclasses
 import json
 import warnings
 
+import numpy as np
 import octile
 import pytest
 import torch
@@ -291,9 +292,10 @@ def test_no_smoothing_is_a_choice():
 
 def test_bad_configurations():
     calibration = calibrated(block())
-    for smoothing in (1.5, -0.1, "best", float("nan"), True, False):
+    for smoothing in (1.5, -0.1, "best", float("nan"), True, False, np.float32(1.5)):
         with pytest.raises(ValueError, match="smoothing is .*, expected None"):
             W8A8Static(calibration, smoothing)
+    assert W8A8Static(calibration, np.float32(0.5)).smoothing == 0.5
     with pytest.raises(ValueError, match="fold is 'all'"):
         W8A8Static(calibration, fold="all")
     with pytest.raises(TypeError, match="calibration is a dict, expected octile.Calibration"):
