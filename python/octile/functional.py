@@ -138,6 +138,13 @@ def _rows(x):
     return x.reshape(m, x.shape[-1])
 
 
+def check_tensors(**arguments):
+    """Raises TypeError for an argument that is no tensor."""
+    for name, t in arguments.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"octile: {name} is a {type(t).__name__}, expected a tensor") from None
+
+
 def check_input(x, in_features, dtype=None):
     """Raises if x is not (..., in_features), or does not go with a layer in `dtype`. The library would blame the weight
     instead."""

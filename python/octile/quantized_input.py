@@ -141,17 +141,20 @@ def quantize_input(x, backward="int8"):
 
     backward: that of the layers; with an int8 dW the transpose is written from the same read.
     """
+    functional.check_tensors(x=x)
     return _quantized(x, None, _c.NO_PROLOGUE, backward)
 
 
 def gelu(x, *, approximate="tanh", backward="int8"):
     """torch.nn.functional.gelu(x, approximate="tanh") as a QuantizedInput. x (..., K), float16, bfloat16 or float32."""
     _check_approximate(approximate)
+    functional.check_tensors(x=x)
     return _quantized(x, None, _GELU, backward)
 
 
 def swiglu(gate, up, *, backward="int8"):
     """silu(gate) * up as a QuantizedInput. gate, up (..., K), float16, bfloat16 or float32; they may be slices."""
+    functional.check_tensors(gate=gate, up=up)
     return _quantized(gate, up, _SILU, backward)
 
 
@@ -160,11 +163,13 @@ def _normalized(x, residual, weight, bias, eps, backward):
         functional.refuse_transforms(x, residual, weight)
     if x.dim() == 0 or weight.shape != x.shape[-1:]:
         raise RuntimeError(f"octile: x is {tuple(x.shape)}, the norm's weight {tuple(weight.shape)}, expected (K,)")
-    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
-        raise RuntimeError(
-            f"octile: x is {tuple(x.shape)} of {x.dtype}, residual {tuple(residual.shape)} of {residual.dtype}; "
-            "they must match"
-        )
+    if residual is not None:
+        functional.check_tensors(residual=residual)
+        if residual.shape != x.shape or residual.dtype is not x.dtype:
+            raise RuntimeError(
+                f"octile: x is {tuple(x.shape)} of {x.dtype}, residual {tuple(residual.shape)} of {residual.dtype}; "
+                "they must match"
+            )
     if weight.dtype not in (torch.float32, x.dtype) or (bias is not None and bias.dtype is not weight.dtype):
         weight, bias = weight.float(), None if bias is None else bias.float()
     transposed = _transposed(backward)
@@ -181,11 +186,13 @@ def rms_norm(x, weight, eps=None, *, residual=None, backward="int8"):
     x (..., K), float16, bfloat16 or float32; weight (K). With a residual shaped as x: of x + residual, rounded to x's type;
     returns (QuantizedInput, that sum).
     """
+    functional.check_tensors(x=x, weight=weight)
     return _normalized(x, residual, weight, None, eps, backward)
 
 
 def layer_norm(x, weight, bias, eps=1e-5, *, residual=None, backward="int8"):
     """torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps), likewise. bias (K) or None."""
+    functional.check_tensors(x=x, weight=weight)
     bias = torch.zeros_like(weight) if bias is None else bias
     return _normalized(x, residual, weight, bias, eps, backward)
 

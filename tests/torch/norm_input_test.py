@@ -247,6 +247,12 @@ def test_refusals(device, generator):
         rms_norm(x, weight[:47])
     with pytest.raises(RuntimeError, match=r"residual \(4, 48\) of torch.float16"):
         rms_norm(x, weight, residual=x.half())
+    for norm in (rms_norm, lambda x, w, **more: layer_norm(x, w, None, **more)):
+        for given, text in (((x, None), "weight is a NoneType"), ((None, weight), "x is a NoneType")):
+            with pytest.raises(TypeError, match=f"octile: {text}, expected a tensor"):
+                norm(*given)
+        with pytest.raises(TypeError, match="octile: residual is a float, expected a tensor"):
+            norm(x, weight, residual=1.0)
     with pytest.raises(RuntimeError, match="prologue = rms_norm with x = f64"):
         rms_norm(x.double(), weight)
     with pytest.raises(RuntimeError, match="epsilon = -1"):

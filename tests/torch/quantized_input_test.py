@@ -252,6 +252,12 @@ def test_refusals(device, generator):
             layer(given)
     with pytest.raises(RuntimeError, match=r"gate is \(4, 70\) of torch.float32, up \(4, 35\)"):
         swiglu(x, x[:, :35])
+    for gate, up, text in ((x, None, "up is a NoneType"), (x.tolist(), x, "gate is a list")):
+        with pytest.raises(TypeError, match=f"octile: {text}, expected a tensor"):
+            swiglu(gate, up)
+    for function in (gelu, octile.quantize_input):
+        with pytest.raises(TypeError, match="octile: x is a QuantizedInput, expected a tensor"):
+            function(octile.quantize_input(x))
     with pytest.raises(RuntimeError, match="prologue = gelu_tanh with x = f64"):
         gelu(x.double())
     with pytest.raises(RuntimeError, match="the layer's in_features, its last size, is 70"):
