@@ -72,9 +72,14 @@ def product(backward):
 
 def options(layout, per_channel, activation, backward, rounding):
     """Options from the words that layers take. `backward`: "16bit", one of GRADIENT_BLOCKS, or a pair for (dX, dW)."""
-    make = _options if torch.compiler.is_compiling() else _known_options
     backward = tuple(backward) if isinstance(backward, list) else backward
-    return make(layout, per_channel, activation, backward, rounding)
+    words = layout, per_channel, activation, backward, rounding
+    if torch.compiler.is_compiling():
+        return _options(*words)
+    try:
+        return _known_options(*words)
+    except TypeError:  # one cannot be hashed, so it is no word: this names it
+        return _options(*words)
 
 
 def _options(layout, per_channel, activation, backward, rounding):
@@ -620,12 +625,21 @@ def linear(
     try:
         return run(x, w, b, o)
     except (RuntimeError, IndexError, AttributeError):
-        if not isinstance(w, torch.Tensor):
-            raise TypeError(f"octile: w is a {type(w).__name__}, expected a tensor") from None
-        if w.dim() == 2:
-            in_features = w.shape[0 if o.layout == _c.IN_OUT else 1]
-            if x.dim() == 0 or x.size(-1) != in_features:
-                raise RuntimeError(
-                    f"octile: x is {tuple(x.shape)}; w {tuple(w.shape)} multiplies (..., {in_features})"
-                ) from None
+        _check_arguments(x, w, b, o)
         raise
+
+
+def _check_arguments(x, w, b, o):
+    """Raises for arguments of linear() that do not fit: an operator would name what it was given in their place."""
+    check_tensors(w=w)
+    if b is not None:
+        check_tensors(b=b)
+    in_out = o.layout == _c.IN_OUT
+    if w.dim() != 2 or not w.is_floating_point():
+        shape = "(IN, OUT)" if in_out else "(OUT, IN)"
+        raise RuntimeError(f"octile: w is {tuple(w.shape)}, {w.dtype}; expected {shape}, floats") from None
+    in_features = w.shape[0 if in_out else 1]
+    if x.dim() == 0 or x.size(-1) != in_features:
+        raise RuntimeError(
+            f"octile: x is {tuple(x.shape)}; w {tuple(w.shape)} multiplies (..., {in_features})"
+        ) from None

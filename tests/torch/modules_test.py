@@ -750,6 +750,7 @@ def test_refusals(device, generator):
     x = draw(generator, device, 5, 64)
     layer = Linear(64, 32, device=device)
     words = [("backward", "fp8"), ("activation", "per_row"), ("backward", ("int8", 5)), ("rounding", "up")]
+    words += [("backward", ["16bit", ["int8"]]), ("activation", ["per_token"]), ("rounding", {})]  # no hash
     for word, value in words:
         with pytest.raises(ValueError, match=f"octile: {word} is"):
             Linear(64, 32, **{word: value})
@@ -809,6 +810,16 @@ def test_a_wrong_input_of_the_function(device):
                 octile.linear(x, w.requires_grad_())
             with pytest.raises(RuntimeError, match=re.escape("w (64, 32) multiplies (..., 64)")):
                 octile.linear(x, w.detach().t(), layout="in_out")
+            for given, layout, shape in (
+                (w[0], "out_in", "(64,), torch.float32; expected (OUT, IN), floats"),
+                (w[None], "in_out", "(1, 32, 64), torch.float32; expected (IN, OUT), floats"),
+                (w.detach().int(), "out_in", "(32, 64), torch.int32; expected (OUT, IN), floats"),
+            ):
+                with pytest.raises(RuntimeError, match=re.escape(f"octile: w is {shape}")):
+                    octile.linear(x, given, layout=layout)
+            for b in (1, [0.0]):
+                with pytest.raises(TypeError, match=f"octile: b is a {type(b).__name__}, expected a tensor"):
+                    octile.linear(x, w[:, :63], b)
     for kind in (Linear, W8A8Linear):
         layer = kind(64, 32, device="meta")
         with pytest.raises(RuntimeError, match="in_features"):
