@@ -156,6 +156,9 @@ def check_input(x, in_features, dtype=None):
     if not isinstance(x, torch.Tensor):
         hint = "; octile.Linear and W8A8Linear that is not packed take one" if type(x) is QuantizedInput else ""
         raise TypeError(f"octile: x is a {type(x).__name__}, expected a tensor{hint}") from None
+    if x.is_nested or x.is_quantized or x.layout is not torch.strided:
+        kind = "nested" if x.is_nested else "quantized by torch" if x.is_quantized else f"of {x.layout}"
+        raise RuntimeError(f"octile: x is {kind}; layers take dense tensors of floats") from None
     if x.dim() == 0 or x.size(-1) != in_features:
         raise RuntimeError(
             f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"

@@ -801,6 +801,19 @@ def test_a_wrong_input_is_named(kind, shape, device):
                 layer(torch.ones(shape, device=device))
 
 
+@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear])
+def test_a_tensor_that_is_not_dense_is_named(kind):
+    layer, x = kind(64, 32, device="cpu", dtype=torch.float32), torch.ones(4, 64)
+    for given, text in (
+        (x.to_sparse(), "of torch.sparse_coo"),
+        (torch.nested.nested_tensor([x, x[:2]]), "nested"),
+        (torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged), "nested"),
+        (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantized by torch"),
+    ):
+        with pytest.raises(RuntimeError, match=f"octile: x is {text}; layers take dense tensors of floats"):
+            layer(given)
+
+
 def test_a_wrong_input_of_the_function(device):
     w, x = torch.ones(32, 64, device=device), torch.ones(2, 5, 63, device=device)
     for grad in (True, False):
