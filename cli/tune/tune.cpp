@@ -295,8 +295,8 @@ void tune(Options options) {
   for (const Measured& one : measured) rows.push_back(choice_row(one.key, one.choice));
   std::cout << device << "\n\n"
             << format_table(kHeading, rows, 3) << "\n"
-            << measured.size() << " choices in " << fixed(seconds, 1) << " s, " << changed
-            << " other than the cost model's; its times are " << fixed(gain(measured), 3)
+            << measured.size() << (measured.size() == 1 ? " choice in " : " choices in ") << fixed(seconds, 1) << " s, "
+            << changed << " other than the cost model's; its times are " << fixed(gain(measured), 3)
             << " of these (geometric mean)\n"
             << path.string() << "\n";
   if (floats)

@@ -146,6 +146,7 @@ class Pool {
   void run_on(TaskRunner runner, int tasks) {
     tasks_begun_.store(0, std::memory_order_relaxed);
     tasks_done_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < tasks; ++i) task_begun_[static_cast<std::size_t>(i)].store(false, std::memory_order_relaxed);
     runner(tasks, run_task, this);
     const int done = tasks_done_.load(std::memory_order_acquire);
     if (done >= tasks) return;
@@ -162,6 +163,8 @@ class Pool {
     const FloatEnvironment environment;
     auto& own = *static_cast<Pool*>(pool);
     if (index < 0 || index >= own.job_.threads) return;  // no thread's number: there is no scratch for it
+    // Nor for a second one at a time.
+    if (own.task_begun_[static_cast<std::size_t>(index)].exchange(true, std::memory_order_acq_rel)) return;
     own.tasks_begun_.fetch_add(1, std::memory_order_acq_rel);
     own.work(index);
     own.tasks_done_.fetch_add(1, std::memory_order_acq_rel);
@@ -251,7 +254,8 @@ class Pool {
 
   std::atomic<bool> busy_ = false;
   std::atomic<bool> workers_in_excess_ = false;
-  std::atomic<int> tasks_begun_ = 0;  // by a task runner
+  std::array<std::atomic<bool>, kMaxThreads> task_begun_ = {};  // by a task runner
+  std::atomic<int> tasks_begun_ = 0;
   std::atomic<int> tasks_done_ = 0;
   int workers_ = 0;
   Job job_;

@@ -170,6 +170,10 @@ TEST(ThreadPool, RefusesAnotherPoolThatLeavesTasksOut) {
     for (std::int32_t i = 1; i <= tasks; ++i) task(context, i);
   };
   refused(counts_from_1, "when 2 of 3 tasks");
+  const auto one_twice = [](std::int32_t tasks, Task task, void* context) {
+    for (std::int32_t i = 0; i < tasks; ++i) task(context, i == 1 ? 0 : i);
+  };
+  refused(one_twice, "when 2 of 3 tasks");
   use_task_runner(nullptr);
   EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
 }
