@@ -358,6 +358,10 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
     if rows.dtype not in (_c.F16, _c.BF16, _c.F32, _c.F64):
         raise TypeError(f"octile: x is of {x.dtype}, expected a float type")
     if isinstance(w, Weight):
+        if layout != "out_in" or not per_channel:
+            raise ValueError(
+                "octile: layout and per_channel are of a float w, which is quantized in the call; w is a Weight"
+            )
         tensors, fields = _weight(call, w, k)
     else:
         w = _matrix(call, "w", w)

@@ -191,6 +191,16 @@ class QuantizedInput(NamedTuple):
             )
 
 
+def bias_in(b, dtype):
+    """b as the kernel takes it: in y's type."""
+    if b is None or b.dtype is dtype:
+        return b
+    if not b.is_floating_point() or (b.dtype is torch.float64) != (dtype is torch.float64):
+        expected = "float64" if dtype is torch.float64 else "float16, bfloat16 or float32"
+        raise RuntimeError(f"octile: b is {b.dtype}, expected {expected} for a y of {dtype}")
+    return b.to(dtype)
+
+
 def _multiply(xq, xs, wq, ws, b, dtype, leading):
     """y (*leading, N) in `dtype`."""
     y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype)
@@ -208,8 +218,7 @@ def _quantize_and_multiply(x, wq, ws, b, activation, orientation, dtype):
 
 
 def _infer(x, wq, ws, b, activation, dtype):
-    if b is not None and b.dtype is not dtype:
-        b = b.to(dtype)
+    b = bias_in(b, dtype)
     if dtype is x.dtype:
         return _linear(x, wq, ws, b, activation, _c.OUT_IN)
     return _quantize_and_multiply(x, wq, ws, b, activation, _c.ROW_MAJOR, dtype)[0]
@@ -252,7 +261,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype, gradient_block=0, *levels):
         """levels: (xq, xt, xs) of a QuantizedInput, whose `like` is x."""
         need_x, need_w = ctx.needs_input_grad[:2]
-        bias = b if b is None or b.dtype is dtype else b.to(dtype)
+        bias = bias_in(b, dtype)
         if levels:
             xq, xt, xs = levels
             y = _multiply(xq, xs, wq, ws, bias, dtype, x.shape[:-1])
@@ -386,8 +395,7 @@ def run_quantized(x, w, b, o, prepared=None):
     both = need_x and o.dx == _c.INT8
     wq, wt, ws = quantize_weight(w.detach(), o, both) if prepared is None else prepared(both)
     if not (need_x or w_or_b):
-        b = b if b is None or b.dtype is dtype else b.to(dtype)
-        return _multiply(x.q, x.scale, wq, ws, b, dtype, x.like.shape[:-1])
+        return _multiply(x.q, x.scale, wq, ws, bias_in(b, dtype), dtype, x.like.shape[:-1])
     seed = next(_seeds) if o.rounding and not torch.compiler.is_compiling() else 0
     words = o.layout, o.activation, o.dx, o.dw, o.rounding, seed
     return _Linear.apply(x.like, w, b, wq, wt, ws, *words, dtype, o.gradient_block, x.q, x.q_transposed, x.scale)
@@ -517,8 +525,7 @@ def run_int8(x, wq, ws, b, product):
         else:
             dtype = autocast_dtype(x)
     if _needs_gradient(x, b):
-        if b is not None and b.dtype is not dtype:
-            b = b.to(dtype)
+        b = bias_in(b, dtype)
         return _frozen(x, b, None, wq, ws, None, None, (_c.DYNAMIC_PER_TOKEN, 0.0, product, dtype, ()))
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
 
@@ -532,8 +539,7 @@ def run_int8_quantized(x, wq, ws, b, product):
         block = GRADIENT_BLOCK if product == _c.INT8 else 0
         words = _c.OUT_IN, _c.DYNAMIC_PER_TOKEN, product, _c.DEQUANTIZED, _c.NEAREST, 0, dtype, block
         return _Linear.apply(x.like, wq, b, wq, None, ws, *words, x.q, None, x.scale)
-    b = b if b is None or b.dtype is dtype else b.to(dtype)
-    return _multiply(x.q, x.scale, wq, ws, b, dtype, x.shape[:-1])
+    return _multiply(x.q, x.scale, wq, ws, bias_in(b, dtype), dtype, x.shape[:-1])
 
 
 def _as_it_is(x, b, in_features):
@@ -559,9 +565,7 @@ def _in_one_type(x, b, in_features, scale_dtype):
     dtype = autocast_dtype(x)
     if x.dtype is not dtype:
         x = x.to(dtype)
-    if b is not None and b.dtype is not dtype:
-        b = b.to(dtype)
-    return x, b
+    return x, bias_in(b, dtype)
 
 
 def run_static(x, wq, ws, b, multiplier, scale, in_features, product):

@@ -121,7 +121,7 @@ class _Sharded(torch.autograd.Function):
         need_x, need_w = ctx.needs_input_grad[:2]
         lead, n = x.shape[:-1], wq.shape[0]
         rows = functional._rows(x)
-        b = b if b is None or b.dtype is dtype else b.to(dtype)
+        b = functional.bias_in(b, dtype)
         orientation = _c.BOTH if need_w and o.dw == _c.INT8 else _c.ROW_MAJOR
         if row and exact:
             xq, xt, xs = quantize_shared(rows, group, orientation)

@@ -152,6 +152,8 @@ def test_refusals(generator):
         r"x is of int8, expected a float type": lambda: octile.linear(x.astype(np.int8), w),
         r"x is of int64, which no plan takes": lambda: octile.linear(x.astype(np.int64), w),
         r"layout is 'io', expected 'out_in' or 'in_out'": lambda: octile.linear(x, w, layout="io"),
+        r"layout and per_channel are of a float w": lambda: octile.linear(x, weight, layout="in_out"),
+        r"layout and per_channel are .* w is a Weight": lambda: octile.linear(x, weight, per_channel=False),
         r"activation is None, expected ": lambda: octile.linear(x, w, activation=None),
         r"bits is 5 and group None, expected 8 or 4": lambda: octile.arrays.quantize(w, 5),
         r"group is 64, which does not divide 200": lambda: octile.arrays.quantize(w[:, :200], 4, 64),

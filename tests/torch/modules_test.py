@@ -833,6 +833,15 @@ def test_a_wrong_input_of_the_function(device):
             for b in (1, [0.0]):
                 with pytest.raises(TypeError, match=f"octile: b is a {type(b).__name__}, expected a tensor"):
                     octile.linear(x, w[:, :63], b)
+            for b in (
+                torch.ones(32, dtype=torch.float64, device=device),
+                torch.ones(32, dtype=torch.int32, device=device),
+            ):
+                text = f"octile: b is {b.dtype}, expected float16, bfloat16 or float32 for a y of torch.float32"
+                with pytest.raises(RuntimeError, match=text):
+                    octile.linear(x, w[:, :63], b)
+            with pytest.raises(RuntimeError, match="b is torch.float32, expected float64 for a y of torch.float64"):
+                octile.linear(x.double(), w[:, :63].double(), w[:, 0])
     for kind in (Linear, W8A8Linear):
         layer = kind(64, 32, device="meta")
         with pytest.raises(RuntimeError, match="in_features"):
