@@ -159,10 +159,11 @@ std::string explain_isa() {
 }
 
 std::string reason_against_requested_isa() {
+  const std::string& first = machine().requested;  // read here at the latest
   const std::string text = requested_isa();
   if (text.empty()) return {};
-  if (text != machine().requested) {
-    const std::string before = machine().requested.empty() ? "not set" : machine().requested;
+  if (text != first) {
+    const std::string before = first.empty() ? "not set" : first;
     return message("the environment variable OCTILE_ISA is ", text, ", but was ", before,
                    " when the library read it: set it before the first call");
   }
