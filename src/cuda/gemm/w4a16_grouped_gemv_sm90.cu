@@ -17,19 +17,11 @@ namespace {
 using namespace w4a16_gemv;
 
 constexpr std::string_view kName = "w4a16_grouped_gemv_sm90";
-constexpr int kMaxRows = 32;
-constexpr int kMaxEvenRows = 64;
+constexpr int kMaxRows = 64;
+constexpr int kFewRows = 32;        // with these, finding shares of two tiles takes longer than it saves
+constexpr double kMinTerms = 1152;  // beyond them, shorter rows of the weight take as long
 
-// Terms of a row of the weight; where all blocks share all rows, shorter ones take as long.
-constexpr double kMinEvenTerms = 1152;
-
-// Of the busiest block.
-double even_terms(const GemmProblem& p) {
-  return expected_even_row_tiles(p) * kTileRows * std::max(static_cast<double>(p.k), kMinEvenTerms);
-}
-double within_tile_terms(const GemmProblem& p) { return expected_row_tiles(p) * kTileRows * static_cast<double>(p.k); }
-// With few rows finding them takes longer than what it saves.
-bool evenly(const GemmProblem& p) { return p.m > kMaxRows && even_terms(p) < within_tile_terms(p); }
+bool evenly(const GemmProblem& p) { return p.m > kFewRows && expected_even_row_tiles(p) < expected_row_tiles(p); }
 
 // Calls body(form, kernel) with the problem's form.
 template <class Body>
@@ -60,15 +52,14 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 std::string supports(const GemmProblem& p) {
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
-  if (std::string reason = reason_against_experts(p, kMaxEvenRows); !reason.empty()) return reason;
-  if (p.m <= kMaxRows || evenly(p)) return {};
-  return message("is for up to ", kMaxRows, " rows of all experts, or ", kMaxEvenRows,
-                 " where blocks would be left over");
+  return reason_against_experts(p, kMaxRows);
 }
 
 Cost cost(const GemmProblem& p) {
   Cost cost = grouped_work(p);
-  cost.seconds = kExpertsSeconds + (evenly(p) ? even_terms(p) : within_tile_terms(p)) * kExpertsTermSeconds;
+  const double tiles = evenly(p) ? expected_even_row_tiles(p) : expected_row_tiles(p);
+  const double terms = std::max(static_cast<double>(p.k), p.m > kFewRows ? kMinTerms : 0);
+  cost.seconds = kExpertsSeconds + tiles * kTileRows * terms * kExpertsTermSeconds;
   return cost;
 }
 
