@@ -125,7 +125,7 @@ class LinearCases {
         }
       }
       add_large(sparse, {1, 200, 768}, 6, true);
-      // Rows of the weights divided evenly among all blocks, so that most have parts of two experts.
+      // Experts' weights divided evenly among all blocks, so that many blocks have rows of two experts.
       std::vector<std::int64_t> thin(100, 0);
       for (std::size_t e = 0; e < thin.size(); e += 2) thin[e] = e % 8 == 0 ? 2 : 1;
       add_large(thin, {0, 1000, 1056}, 2, true);

@@ -360,7 +360,7 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
     if isinstance(w, Weight):
         if layout != "out_in" or not per_channel:
             raise ValueError(
-                "octile: layout and per_channel are of a float w, which is quantized in the call; w is a Weight"
+                "octile: layout and per_channel apply to a float w, which is quantized in the call; w is a Weight"
             )
         tensors, fields = _weight(call, w, k)
     else:

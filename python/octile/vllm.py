@@ -72,7 +72,7 @@ def register():
 
 
 def _enter_compile_cache_key(place):
-    """Keeps vLLM's compiled graphs apart by what decides which kernels are in them: its key has the variables it knows."""
+    """Adds what decides which kernels are chosen to the key of vLLM's compile cache, which has only vLLM's own variables."""
     value = " ".join((place, _c.library().version(), os.environ.get("OCTILE_ISA", "")))
     try:
         envs.environment_variables["OCTILE_VLLM"] = lambda: value
@@ -269,7 +269,7 @@ class OctileWeightLinearKernel(MPLinearKernel):
         return True
 
     def apply_weights(self, layer, x, bias=None):
-        weight, scale, points, *_ = self._get_weight_params(layer)  # and in 0.25 a fourth
+        weight, scale, points, *_ = self._get_weight_params(layer)  # 0.25 returns a fourth one
         f, bias = self._fields, _bias(bias, x)
         if self._packed:
             n = self.config.partition_weight_shape[1]

@@ -310,8 +310,8 @@ TEST_F(Cuda, ARunSeesWhatWasWrittenJustBefore) {
   }
 }
 
-// The weight's scales are written by a product that lets the next kernel start while it still runs. What a product
-// reads before its quantizer has ended is not among what such a kernel may still write.
+// The weight's scales are written by a kernel that lets the next one start while it still runs. The layer's product may
+// read them before its quantizer has ended, and must not see the old ones.
 TEST_F(Cuda, ARunSeesTheScalesThatAnEarlyKernelWrites) {
   for (const LinearDescription& d : layers()) {
     const LinearPlan plan = LinearPlan::select(d);

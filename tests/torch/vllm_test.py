@@ -51,7 +51,7 @@ def types():
 
 
 def config_of(vllm, *values, **fields):
-    """MPLinearLayerConfig; vLLM 0.25 also asks whether inputs are reordered."""
+    """MPLinearLayerConfig, of a layer that does not reorder its inputs: vLLM 0.25 has a field for that."""
     if any(field.name == "has_g_idx" for field in dataclasses.fields(vllm.MPLinearLayerConfig)):
         fields = {"has_g_idx": False} | fields
     return vllm.MPLinearLayerConfig(*values, **fields)
@@ -505,11 +505,11 @@ def test_vllms_schemes_and_shards(monkeypatch, name):
     """Created, loaded and run by vLLM's own classes: whole, in two shards of the outputs, and in two of the inputs."""
     from vllm.model_executor import parameter as parameters
 
+    from vllm.model_executor.layers.quantization.compressed_tensors import schemes as of
+
+    if name == "W4A8" and not hasattr(of, "CompressedTensorsWNA8Int"):
+        pytest.skip("vLLM 0.25 has no such scheme")
     made, module, files = schemes()[name]
-    try:
-        made()
-    except AttributeError as error:
-        pytest.skip(str(error))  # a scheme that this vLLM does not have
     tensors, (n, k) = checkpoint_of(module, files), (module.out_features, module.in_features)
 
     def load(rank, direction, outputs, inputs):

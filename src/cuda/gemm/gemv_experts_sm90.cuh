@@ -1,7 +1,7 @@
 // Experts with few tokens each, of w4a16_grouped_gemv_sm90 and w4a8_grouped_gemv_sm90: what a block has of them. The
 // tiles of up to kExpertTokens tokens of an expert share the blocks of the grid evenly, and the blocks of a tile share
-// the rows of its expert's weight. Or, where that would leave many blocks over, all blocks share the rows of all tiles,
-// and a block may have rows of two (ExpertShares).
+// the rows of its expert's weight. Where that would leave many blocks idle, all blocks share the rows of all tiles
+// instead, and a block may have rows of two tiles (ExpertShares).
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ __device__ inline ExpertShare share_of_warp(const Experts& experts, int row_tile
           row_tiles * (part + 1) / blocks};
 }
 
-// Of a block; no more than two, since there are as many blocks as tiles at least.
+// Of a block; at most two, since there are at least as many blocks as tiles.
 struct ExpertShares {
   int count = 0;
   ExpertShare of[2];
@@ -127,8 +127,8 @@ inline double expected_row_tiles(const GemmProblem& p) {
   return std::ceil(static_cast<double>(ceil_div(p.n, kTileRows)) / blocks);
 }
 
-// The same where all blocks share the rows of all tiles. Going from one tile to the next takes as long as reading what
-// a block has in flight, 48 KB of nibbles.
+// The same where all blocks share the rows of all tiles. Going from one tile to the next takes as long as reading the
+// 48 KB of nibbles that a block has in flight.
 inline double expected_even_row_tiles(const GemmProblem& p) {
   constexpr double kTermsInFlight = 96 << 10;
   const double tiles = std::max(expected_tiles(p, p.m, kExpertTokens), 1.0);

@@ -371,7 +371,7 @@ __device__ void multiply_share(const Arguments& all, std::uint8_t* shared, const
   }
 }
 
-// Shares are in shared memory, so that nothing of them occupies registers in the main loop.
+// Shares are in shared memory, so that they occupy no registers in the main loop.
 template <class F, bool evenly>
 __global__ void __launch_bounds__(F::threads, 1) w4a16_experts_gemv_kernel(const __grid_constant__ Arguments all) {
   extern __shared__ __align__(128) std::uint8_t shared[];

@@ -18,8 +18,8 @@ using namespace w4a16_gemv;
 
 constexpr std::string_view kName = "w4a16_grouped_gemv_sm90";
 constexpr int kMaxRows = 64;
-constexpr int kFewRows = 32;        // with these, finding shares of two tiles takes longer than it saves
-constexpr double kMinTerms = 1152;  // beyond them, shorter rows of the weight take as long
+constexpr int kFewRows = 32;        // up to here, finding shares of two tiles takes longer than it saves
+constexpr double kMinTerms = 1152;  // with more rows, shorter rows of the weight take as long as these
 
 bool evenly(const GemmProblem& p) { return p.m > kFewRows && expected_even_row_tiles(p) < expected_row_tiles(p); }
 
