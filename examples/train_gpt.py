@@ -63,6 +63,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     p.add_argument("--compile", choices=["model", "blocks", "off"], help="what torch.compile is given (model)")
     p.add_argument("--compile-mode", help="torch.compile's mode (default)")
+    p.add_argument("--graph", action="store_true", default=None, help="capture a step in a CUDA graph")
     p.add_argument("--deterministic", action="store_true", default=None, help="the same bits each time, slower")
     p.add_argument("--told-every", type=int, help=f"steps between readings ({d.told_every})")
     p.add_argument("--validate-every", type=int, help=f"steps; 0: at the end alone ({d.validate_every})")
@@ -107,6 +108,8 @@ def settings_of(a: argparse.Namespace) -> training.Settings:
             raise SystemExit(f"train_gpt: {s.heads} heads and {s.length} bytes do not divide into {shared} processes")
         if shared > 1 and s.architecture != "gpt":
             raise SystemExit(f"train_gpt: --parallel {s.parallel} is for gpt; in llama gate and up are one layer")
+    if s.graph and (s.device == "cpu" or s.compile_mode != "default" or s.profile):
+        raise SystemExit("train_gpt: --graph needs a GPU, and takes neither --compile-mode nor --profile")
     if s.width % s.heads:
         raise SystemExit(f"train_gpt: a width of {s.width} does not divide into {s.heads} heads")
     return s
@@ -279,6 +282,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     a = arguments()
     s = settings_of(a)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise SystemExit("train_gpt: starts torchrun itself: run python train_gpt.py --parallel ...")
     begun = time.monotonic()
     try:
         corpus = data.gather(a.data, a.data_bytes)

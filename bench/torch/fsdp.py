@@ -81,6 +81,20 @@ def build(kind, a, device):
     return model
 
 
+def captured(step):
+    """`step` as a CUDA graph, to be replayed."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        out = step()
+
+    def replay():
+        graph.replay()
+        return out
+
+    return replay
+
+
 def measure(kind, model, optimizer, batch, a, device, gathers):
     generator = torch.Generator(device).manual_seed(dist.get_rank())
     alone = kind.endswith("alone")
@@ -90,11 +104,9 @@ def measure(kind, model, optimizer, batch, a, device, gathers):
     gc.disable()  # as torchtitan does between its collections
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(a.warm + a.steps):
-        text = torch.randint(0, 256, (batch, a.length + 1), device=device, generator=generator)
-        gathers.bytes = 0
-        wait()
-        begun = time.perf_counter()
+    text = torch.empty(batch, a.length + 1, dtype=torch.int64, device=device)
+
+    def step():
         with torch.autocast(device.type, torch.bfloat16) if alone else contextlib.nullcontext():
             loss = model(text[:, :-1], text[:, 1:], torch.bfloat16)
         loss.backward()
@@ -104,9 +116,23 @@ def measure(kind, model, optimizer, batch, a, device, gathers):
             from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
             precompute_float8_dynamic_scale_for_fsdp(model)
-        wait()
-        seconds.append(time.perf_counter() - begun)
-        delivered = gathers.bytes
+        return loss.detach()
+
+    # The stream of the eager steps is the capture's, too: autograd remembers on which stream it made a node.
+    side = torch.cuda.stream(torch.cuda.Stream()) if a.graph else contextlib.nullcontext()
+    run = step
+    with side:
+        for number in range(a.warm + a.steps):
+            text.random_(0, 256, generator=generator)
+            gathers.bytes = 0
+            if a.graph and number == a.warm - 1:
+                run = captured(step)
+            wait()
+            begun = time.perf_counter()
+            loss = run()
+            wait()
+            seconds.append(time.perf_counter() - begun)
+            delivered = gathers.bytes or delivered
     gc.enable()
     seconds = statistics.median(seconds[a.warm :])
     # The slowest rank.
@@ -127,6 +153,7 @@ def main():
     p.add_argument("--length", type=int, default=1024)
     p.add_argument("--unit", type=int, default=1, help="blocks that FSDP2 gathers together")
     p.add_argument("--keep", action="store_true", help="weights stay gathered from forward to backward")
+    p.add_argument("--graph", action="store_true", help="a step is a CUDA graph")
     p.add_argument("--backward", default="int8", help="of Octile's layers")
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
@@ -167,7 +194,7 @@ def main():
         except ImportError as error:  # the same on all ranks
             say(f"{kind:20} left out: {error}")
             continue
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=a.graph)
         for batch in a.batches:
             one = measure(kind, model, optimizer, batch, a, device, gathers)
             beside = [

@@ -154,6 +154,8 @@ def heading(document: dict) -> str:
     shared = f", {shared[s['parallel']]} over {s['ranks']} processes" if s.get("parallel", "none") != "none" else ""
     if s["compile"] != "off" and s["compile_mode"] != "default":
         compiled += f" ({s['compile_mode']})"
+    if s.get("graph"):
+        compiled += ", in a CUDA graph"
     accumulated = f" x {s['accumulate']}" if s["accumulate"] > 1 else ""
     return (
         f"{s['architecture']}, {s['layers']} blocks of {s['width']}, {s['heads']} heads, {f['parameters'] / 1e6:,.0f} million parameters; "

@@ -31,6 +31,7 @@ MODES = {
     "octile-stochastic": {"backward": "int8", "rounding": "stochastic"},
 }
 WARM_UP = 3  # steps before a run, which compile and are not counted
+EAGER = 2  # steps of a run before its CUDA graph is captured
 BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
 LAST_RATE = 0.1  # of the highest learning rate
 
@@ -58,6 +59,7 @@ class Settings:
     precision: str = "master"  # f32 parameters under bf16 autocast; "bf16": everything; "f32": nothing in 16 bits
     compile: str = "model"  # "model", "blocks", "off"
     compile_mode: str = "default"
+    graph: bool = False  # a step is a CUDA graph: the host launches it whole
     deterministic: bool = False
     told_every: int = 10
     validate_every: int = 500
@@ -226,6 +228,8 @@ class Trainer:
 
         whole = self.build()
         whole.reset(seed)
+        if self.sharded:
+            self.model.reshard()  # a forward without a backward left the root's parameters whole
         set_model_state_dict(self.model, whole.state_dict(), options=StateDictOptions(full_state_dict=True))
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
@@ -252,12 +256,36 @@ class Trainer:
         self.reset(seed)
         if self.cached:
             self.cached.refresh()
-        self.optimizer = torch.optim.AdamW(self.model.groups(DECAY), lr=s.rate, betas=BETAS, fused=True)
+        rate = torch.tensor(s.rate, device=s.device) if s.graph else s.rate
+        groups = self.model.groups(DECAY)
+        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True, capturable=s.graph)
+        self.graph = None
         return data.random_starts(self.training, (s.steps, s.accumulate, s.batch), s.length, seed)
 
     def step(self, number: int, starts: torch.Tensor) -> torch.Tensor:
+        rate = rate_at(number, self.settings)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate_at(number, self.settings)
+            if not self.settings.graph:
+                group["lr"] = rate
+            else:
+                group["lr"].fill_(rate)
+        if not self.settings.graph or number < EAGER:
+            return self.update(starts)
+        if self.graph is None:
+            self.capture(starts)
+        self.starts.copy_(starts)
+        self.graph.replay()
+        return self.total.clone()
+
+    def capture(self, starts: torch.Tensor) -> None:
+        self.starts, self.graph = starts.clone(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        # NCCL's watchdog, a thread of its own, may call CUDA meanwhile.
+        mode = {"stream": torch.cuda.current_stream(), "capture_error_mode": "thread_local"}
+        with torch.cuda.graph(self.graph, **mode):
+            self.total = self.update(self.starts)
+
+    def update(self, starts: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), device=self.training.device)
         for micro in starts:
             loss = self.loss(micro, self.training) / len(starts)
@@ -323,6 +351,8 @@ def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, e
         dist.init_process_group("nccl" if settings.device == "cuda" else "gloo")
         if dist.get_rank():
             emit = lambda event: None  # noqa: E731
+    if settings.graph:
+        torch.cuda.set_stream(torch.cuda.Stream())  # autograd remembers the stream of the eager steps
     trainer = Trainer(settings, training.to(settings.device), validation.to(settings.device))
     emit({"event": "built", "layers": trainer.converted})
     trainer.warm_up(emit)
@@ -331,4 +361,5 @@ def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, e
             emit({"seed": seed, **event})
     if settings.parallel != "none":
         dist.barrier()
+        trainer.graph = None  # the group would wait for a graph that has its collectives
         dist.destroy_process_group()

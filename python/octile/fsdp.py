@@ -29,6 +29,7 @@ class _State:
 
     key = tensors = stream = given = None
     writes = 0
+    captured = False  # a CUDA graph writes the weight, or makes int8 of it: replays are not seen here
 
     def __init__(self, likeness=None):
         self.likeness = likeness  # shared by all weights of the model
@@ -108,6 +109,7 @@ class ShardedWeight(torch.Tensor):
         if function._schema.is_mutable:
             for one in written(cls, function, arguments, keywords):
                 one._state.writes += 1
+                one._state.captured |= _capturing(one)
                 if out is one._values:
                     out = one
             return out
@@ -144,6 +146,10 @@ class ShardedWeight(torch.Tensor):
         return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
 
 
+def _capturing(tensor):
+    return tensor.is_cuda and torch._C._cuda_isCurrentStreamCapturing()
+
+
 def _plain(argument):
     """An operation's argument, with each ShardedWeight replaced by the tensor inside."""
     if type(argument) is ShardedWeight:
@@ -173,13 +179,15 @@ class _Gather(NamedTuple):
                 "sharded along their output channels, fully_shard's default"
             )
         stream = torch._C._cuda_getCurrentStream(values.get_device()) if values.is_cuda else None
-        if group is None:
+        state.captured |= _capturing(values)
+        if group is None and not state.captured:
             versions = [t._version for t in (values, state.given, _local(state.given)) if t is not None]
             key = state.writes, versions, values.data_ptr(), values.shape
             changed = state.key != key
         else:
-            # The maximum over ranks is a collective, and no rank knows whether another's values have changed. So each
-            # forward computes it, and a backward, a graph task of autograd, gathers what its forward made.
+            # The maximum over ranks is a collective, and no rank knows whether another's values have changed; nobody
+            # sees what a replayed CUDA graph writes. So each forward quantizes, and a backward, a graph task of
+            # autograd, gathers what its forward made.
             key = None
             changed = state.tensors is None or torch._C._current_graph_task_id() == -1
         if changed:

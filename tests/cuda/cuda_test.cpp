@@ -1116,8 +1116,8 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
   }
   GroupedLinearDescription few = d;
   few.activation = Activation::none;
-  few.m = 33;
-  refused(few, "w4a16_grouped_gemv_sm90", "is for up to 32 rows of all experts");
+  few.m = 65;
+  refused(few, "w4a16_grouped_gemv_sm90", "is for up to 64 rows of all experts");
   few.m = 32;
   few.packed_weight = false;
   refused(few, "w4a16_grouped_gemv_sm90", "takes packed weights");

@@ -196,9 +196,13 @@ def test_a_signal_from_outside(texts, tmp_path):
     [
         (["--data", "/no/such/folder"], "no such file or folder: /no/such/folder"),
         (["--width", 30, "--heads", 4], "a width of 30 does not divide into 4 heads"),
+        (["--graph"], "--graph needs a GPU"),
+        ([], "starts torchrun itself"),
     ],
 )
 def test_refusals(given, words, monkeypatch):
+    if not given:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "0")
     monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--device", "cpu", *map(str, given)])
     with pytest.raises(SystemExit, match=words):
         train_gpt.main()
@@ -248,6 +252,7 @@ def trainer(**fields):
     shape = {"width": 32, "layers": 1, "heads": 2, "length": 16, "precision": "f32", "device": "cpu", "compile": "off"}
     shape["validation_windows"] = 8
     text = torch.from_numpy(np.random.default_rng(0).integers(97, 105, 5000, dtype=np.uint8))
+    text = text.to(fields.get("device", "cpu"))
     return training.Trainer(training.Settings(**shape | {"steps": 4} | fields), text, text)
 
 
@@ -305,6 +310,22 @@ def test_a_seed_gives_the_same_losses_again(mode):
     t = trainer(mode=mode, seeds=[0, 1])
     losses = [[e["losses"] for e in t.run(seed) if e["event"] == "steps"] for seed in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_graph_gives_the_same_losses(accumulate):
+    if not torch.cuda.is_available():
+        pytest.skip("graphs are CUDA's")
+    fields = {"mode": "octile-int8", "device": "cuda", "accumulate": accumulate, "steps": 12, "rate": 3e-2}
+    losses = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for graph in (False, True):
+            t = trainer(graph=graph, warm_steps=3, **fields)
+            runs = [list(t.run(seed)) for seed in (0, 1)]
+            losses.append([e.get("losses") or [e["loss"]] for run in runs for e in run[:-1]])
+    assert losses[0][0][0] - losses[0][0][-1] > 0.1
+    for eager, captured in zip(*losses, strict=True):
+        assert captured == pytest.approx(eager, rel=1e-3)
 
 
 def test_the_rate_rises_and_falls():

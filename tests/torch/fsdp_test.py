@@ -403,8 +403,10 @@ def example(meshes, rank):
     curves = []
     for parallel in ("none", "fsdp"):
         trainer = gpt.Trainer(gpt.Settings(**shape, parallel=parallel), text, text)
-        starts = trainer.begin(1)
-        curves.append([trainer.step(i, starts[i]).item() for i in range(3)] + [trainer.validate()])
+        curves.append([])
+        for seed in (1, 2):
+            starts = trainer.begin(seed)
+            curves[-1] += [trainer.step(i, starts[i]).item() for i in range(3)] + [trainer.validate()]
     torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-4, atol=0)
 
 
@@ -496,14 +498,26 @@ def test_sixty_four_ranks():
     }, seen.bytes
 
 
-@pytest.fixture
-def mesh():
+def alone(device, backend):
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh(device, (1,))
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def mesh():
+    yield from alone("cpu", "gloo")
     torch._dynamo.reset()  # otherwise the next is compiled for dynamic sizes
+
+
+@pytest.fixture
+def gpu_mesh():
+    if not torch.cuda.is_available():
+        pytest.skip("graphs are CUDA's")
+    with torch.cuda.stream(torch.cuda.Stream()):  # eager steps use the stream of the capture
+        yield from alone("cuda", "nccl")
 
 
 def test_compiled_blocks(mesh):
@@ -528,6 +542,66 @@ def test_compiled_blocks(mesh):
 def test_compiled_parallel(mesh):
     """torch.compile puts each block in one graph, including the collectives."""
     parallel_checks.compiled(mesh, "inductor")
+
+
+def capture(step):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        out = step()
+    return graph, out
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_graph_of_a_step(backward, gpu_mesh):
+    """The bits of eager steps, and evaluation between replays sees their weights."""
+    x, dy = (t.cuda() for t in inputs())
+
+    def trained(whole):
+        model = Net(backward).cuda()
+        if not whole:
+            prepared(model, gpu_mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=True)
+
+        def step():
+            y = model(x)
+            y.backward(dy)
+            optimizer.step()
+            optimizer.zero_grad()
+            return y.detach()
+
+        return model, step
+
+    (plain, plain_step), (model, step) = trained(True), trained(False)
+    for _ in range(3):
+        assert torch.equal(step(), plain_step())
+    graph, y = capture(step)
+    for _ in range(4):
+        graph.replay()
+        assert torch.equal(y, plain_step())
+        with torch.no_grad():
+            assert torch.equal(model(x), plain(x))
+    assert torch.equal(step(), plain_step())
+    graph.replay()
+    assert torch.equal(y, plain_step())
+    assert_same({n: p.full_tensor() for n, p in model.named_parameters()}, dict(plain.named_parameters()))
+
+
+def test_graph_that_only_writes(gpu_mesh):
+    x, _ = (t.cuda() for t in inputs())
+    plain, model = Net().cuda(), prepared(Net().cuda(), gpu_mesh)
+
+    def write(one):
+        with torch.no_grad():
+            torch._foreach_mul_(list(one.parameters()), -1.5)
+
+    model(x)
+    graph, _ = capture(lambda: write(model))
+    for _ in range(3):
+        graph.replay()
+        write(plain)
+        with torch.no_grad():
+            assert torch.equal(model(x), plain(x))
 
 
 def test_cached_before_it_is_sharded(mesh):
