@@ -2,6 +2,7 @@
 #include "puzzles.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -95,8 +96,7 @@ std::vector<const Puzzle*> wanted(const std::string& which) {
   } else if (const Puzzle* const puzzle = find_puzzle(which)) {
     result.push_back(puzzle);
   } else {
-    throw CLI::ValidationError("puzzle",
-                               which + " is no puzzle: give a number or a name of octile puzzles list, or all");
+    throw CLI::ValidationError("puzzle", which + " is not a puzzle: give a number or a name of octile puzzles list");
   }
   return result;
 }
@@ -358,8 +358,7 @@ void write_starter(const std::string& which, const std::string& wanted_path) {
   std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : as_path(wanted_path);
   if (fs::is_directory(path)) path = (fs::path(path) / (puzzle.facts.name + ".cpp")).string();
   if (fs::path(path).extension() != ".cpp") throw CLI::ValidationError("file", path + " does not end in .cpp");
-  if (fs::exists(fs::symlink_status(path)))
-    throw std::runtime_error(path + " is there already, and may hold your work");
+  if (fs::exists(fs::symlink_status(path))) throw std::runtime_error(path + " already exists, and may hold your work");
   const std::string check = shell_word(this_command()) + " puzzles check " + shell_word(path);
   base::write_file(path, starter(puzzle, check, compile_command(path, find_toolbox())), base::Existing::refuse);
   std::cout << "wrote " << path << ": puzzle " << puzzle.facts.number << ", " << puzzle.facts.task << "\n"
@@ -401,6 +400,7 @@ void add_run(CLI::App& app) {
     if (options->device == "cuda" && (report->count() > 0 || wrong->count() > 0)) {
       throw CLI::ValidationError("--device", "a report and the wrong kernels need the checker, which is on the cpu");
     }
+    if (fs::is_directory(options->report)) base::fail_on("write", options->report, EISDIR);
     Run run(*options);
     run.run();
     run.write_pages();

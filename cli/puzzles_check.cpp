@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/output.h"
 #include "cli/support/console.h"
 #include "cli/support/group.h"
 #include "puzzles.h"
@@ -28,13 +30,16 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxComplaints = 3;
 constexpr int kLastSignal = 64;
+constexpr int kNotExecutable = 126, kNotFound = 127;  // a shell's status of a command that it cannot run
 
 // A folder that is gone when the check is over.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "octile-puzzle-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a folder like " + name);
+    const char* const chosen = std::getenv("TMPDIR");
+    const fs::path parent = chosen != nullptr && *chosen != '\0' ? chosen : "/tmp";
+    std::string name = (fs::absolute(parent) / "octile-puzzle-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) base::fail_on("write into", parent, errno);
     path_ = name;
   }
   ~TemporaryFolder() {
@@ -235,17 +240,21 @@ std::string source_of(const Check& check, const fs::path& folder) {
 
 Compiled compile(const Check& check, const fs::path& folder, const std::string& program) {
   const std::string output = (folder / "said").string();
-  const GroupEnd end =
-      run_group({"/bin/sh", "-c",
-                 tile::puzzles::compile_only(source_of(check, folder), program, find_toolbox(check.prove)) +
-                     " -ftemplate-backtrace-limit=0 -fno-diagnostics-color"},
-                check.compile_timeout, output);
+  const tile::puzzles::Toolbox toolbox = find_toolbox(check.prove);
+  const GroupEnd end = run_group({"/bin/sh", "-c",
+                                  tile::puzzles::compile_only(source_of(check, folder), program, toolbox) +
+                                      " -ftemplate-backtrace-limit=0 -fno-diagnostics-color"},
+                                 check.compile_timeout, output);
   if (const std::string how = violent_end(end, check.compile_timeout, "--compile-timeout"); !how.empty()) {
     throw std::runtime_error("the compiler, with " + check.file + ", " + how);
   }
   Compiled result{WEXITSTATUS(end.wait_status), {}};
   std::istringstream said(read_file(output));
   for (std::string line; std::getline(said, line);) result.lines.push_back(line);
+  if (result.status == kNotExecutable || result.status == kNotFound) {
+    throw std::runtime_error("cannot run the compiler, \"" + toolbox.compiler + "\"; set CXX to another" +
+                             (result.lines.empty() ? "" : ": " + result.lines.back()));
+  }
   return result;
 }
 

@@ -38,6 +38,7 @@ commas between. Without it: the test part of the UCI data set "Optical Recogniti
 Handwritten Digits" (Alpaydin and Kaynak, 1998, CC BY 4.0), which is built in.
 
 The page is one file, needs no network, and is written at the end, whole or not at all.
+It replaces another page, but no other file.
 
 Examples:
   octile-digits
@@ -79,8 +80,8 @@ void print_tables(const Result& result) {
   const Settings& s = result.settings;
   std::cout << "\n"
             << grouped(result.images) << " digits (" << result.source << "), 64 - " << s.hidden << " - " << s.hidden
-            << " - 10, " << s.epochs << " epochs, minibatches of " << s.batch << ", mean of " << s.seeds
-            << (s.seeds == 1 ? " seed" : " seeds") << "\n\n"
+            << " - 10, " << s.epochs << (s.epochs == 1 ? " epoch" : " epochs") << ", minibatches of " << s.batch
+            << ", mean of " << s.seeds << (s.seeds == 1 ? " seed" : " seeds") << "\n\n"
             << ways_table(result) << "\n"
             << formats_table(result) << std::endl;
 }
@@ -152,7 +153,9 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--seeds", s.seeds, "Repeat with seeds 1 to N")->check(CLI::Range(1, 100))->capture_default_str();
-  app.add_option("--batch", s.batch, "Most images in a minibatch")->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--batch", s.batch, "Maximum number of images in a minibatch")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app.add_option("--hidden", s.hidden, "Width of the hidden layers, a multiple of 32")
       ->check(CLI::Range(32, 8192))
       ->check(CLI::Validator(
@@ -161,7 +164,7 @@ void add_options(CLI::App& app, Options& options) {
           },
           "", "multiple"))
       ->capture_default_str();
-  app.add_option("--threads", s.threads, "CPU threads to use; 0: all of the machine")
+  app.add_option("--threads", s.threads, "Maximum number of CPU threads (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--data", options.data, "Learn from this file instead of the digits that are built in")
@@ -170,7 +173,7 @@ void add_options(CLI::App& app, Options& options) {
       app.add_option("--html", options.html, "Where to write the page")->type_name("FILE")->capture_default_str();
   app.add_flag("--no-html", options.no_html, "Write no page")->excludes(html);
   app.add_flag("--json", options.json, "Print one JSON document, with every seed and curve, instead of tables");
-  app.add_flag("-q,--quiet", options.quiet, "Show no progress; where stderr is no terminal, none is");
+  app.add_flag("-q,--quiet", options.quiet, "Show no progress (the default unless stderr is a terminal)");
 }
 
 }  // namespace

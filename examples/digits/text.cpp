@@ -29,6 +29,12 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent.string();
 }
 
+// Whether it is a page of HTML, or empty.
+bool is_page(const std::string& contents) {
+  constexpr std::string_view kBegin = "<!DOCTYPE html";
+  return contents.empty() || contents.starts_with(kBegin);
+}
+
 }  // namespace
 
 std::string fixed(double value, int decimals) {
@@ -95,6 +101,9 @@ void require_writable(const std::string& path) {
   if (fs::is_other(path)) return;  // is written into
   const std::string folder = folder_of(path);
   if (fs::is_directory(path)) fail("write", path, "it is a directory");
+  if (fs::is_regular_file(path) && !is_page(read_file(path))) {
+    fail("write", path, "it already exists, and is not a page of HTML");
+  }
   if (!fs::is_directory(folder)) fail("write", path, "there is no directory " + folder);
   if (access(folder.c_str(), W_OK) != 0) fail("write", path, folder + ": " + std::strerror(errno));
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
@@ -215,6 +216,18 @@ Descriptor open_to_write_into(const fs::path& path, const struct stat& status) {
   return Descriptor(number);
 }
 
+// Whether a regular file is a page of HTML, or empty.
+bool is_page(const fs::path& path) {
+  constexpr std::string_view kBegin = "<!doctype html";
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.number() < 0) fail_on("read", path, errno);
+  char begin[kBegin.size()];
+  const ssize_t size = pread(file.number(), begin, sizeof begin, 0);
+  if (size < 0) fail_on("read", path, errno);
+  const auto same = [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; };
+  return size == 0 || std::equal(begin, begin + size, kBegin.begin(), kBegin.end(), same);
+}
+
 }  // namespace
 
 void fail_on(const char* action, const fs::path& path, int error) {
@@ -343,9 +356,12 @@ void write_file(const fs::path& path, std::string_view contents, Existing existi
   fs::path target = path;
   mode_t mode = 0666;
   const bool is_there = stat(path.c_str(), &status) == 0;
-  if (is_there && existing == Existing::replace) {
+  if (is_there && existing != Existing::refuse) {
     if (const Descriptor file = open_to_write_into(path, status); file.number() >= 0) {
       return write_all(file, contents, path);
+    }
+    if (existing == Existing::page && !is_page(path)) {
+      throw OutputError("cannot write " + path.string() + ": it already exists, and is not a page of HTML");
     }
     if (access(path.c_str(), W_OK) != 0) fail_on("write", path, errno);
     std::error_code error;
@@ -359,7 +375,7 @@ void write_file(const fs::path& path, std::string_view contents, Existing existi
   Temporary temporary(target, Temporary::Kind::file, mode);
   if (is_there) fchmod(temporary.file().number(), mode);  // whatever the umask
   write_all(temporary.file(), contents, path);
-  existing == Existing::replace ? temporary.replace() : temporary.move_into_place();
+  existing == Existing::refuse ? temporary.move_into_place() : temporary.replace();
 }
 
 void clean_up_on_signals() {

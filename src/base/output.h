@@ -65,7 +65,8 @@ class Temporary {
   Descriptor file_;
 };
 
-enum class Existing { replace, refuse };
+// page: replaces a page of HTML or an empty file, nothing else.
+enum class Existing { replace, refuse, page };
 
 // A regular file is replaced and keeps its permission bits; a symbolic link stays one, and the file behind it is
 // replaced. Pipes and character devices, and the file that is the standard output or error, are written into. Throws

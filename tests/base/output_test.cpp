@@ -193,6 +193,28 @@ TEST_F(OutputTest, RefusesToReplaceWhenAsked) {
   EXPECT_EQ(files(), 2u);
 }
 
+// A page's name may be a slip for that of the file it is about.
+TEST_F(OutputTest, APageReplacesOnlyAPage) {
+  for (const std::string old : {"", "<!DOCTYPE html>\nold", "<!doctype html>"}) {
+    write_file(folder_ / "page", old);
+    write_file(folder_ / "page", "<!doctype html>new", Existing::page);
+    EXPECT_EQ(read_all(folder_ / "page"), "<!doctype html>new") << old;
+  }
+  for (const std::string old : {"int main() {}", "<!doctype", "<", "<!doctype xml>"}) {
+    write_file(folder_ / "work", old);
+    fs::create_symlink("work", folder_ / "link");
+    for (const char* const name : {"work", "link"}) {
+      const fs::path path = folder_ / name;
+      EXPECT_EQ(error_of([&] { write_file(path, "x", Existing::page); }),
+                "cannot write " + path.string() + ": it already exists, and is not a page of HTML");
+    }
+    EXPECT_EQ(read_all(folder_ / "work"), old);
+    fs::remove(folder_ / "link");
+  }
+  write_file(folder_ / "new", "x", Existing::page);
+  EXPECT_EQ(files(), 3u);
+}
+
 // Links planted under names that a temporary file could be expected to have.
 TEST_F(OutputTest, FollowsNoLinkThatWasPlanted) {
   const std::string process = std::to_string(getpid());

@@ -78,6 +78,9 @@ def main():
         refused(1, "missing.csv", ["--data", "missing.csv"], folder)
         refused(1, "there is no directory", ["--html", "nowhere/page.html"], folder)
         refused(1, "it is a directory", ["--html", "."], folder)
+        (folder / "work.txt").write_text("mine")
+        refused(1, "work.txt: it already exists, and is not a page of HTML", ["--html", "work.txt"], folder)
+        check((folder / "work.txt").read_text() == "mine", "--html replaces what is no page")
         for option, value in (("--epochs", "0"), ("--seeds", "-1"), ("--batch", "0"), ("--batch", "x"), ("--hidden", "48"),
                               ("--hidden", "0"), ("--threads", "-2"), ("--epoch", "3")):
             refused(2, option, [option, value], folder)
@@ -103,7 +106,7 @@ def main():
 
         # Replaces a page: completely or not at all, under no predictable name; through a link, and into a pipe.
         page = folder / "octile-demo.html"
-        page.write_text("old")
+        page.write_text("<!DOCTYPE html>old")
         for suffix in (".tmp", ".part", "~"):
             (folder / f"octile-demo.html{suffix}").symlink_to("victim")
         (folder / "link.html").symlink_to("octile-demo.html")

@@ -92,7 +92,7 @@ class WriteTest(Case):
         page = self.root / "page.html"
         for writer in self.writers:
             if "new" not in writer:
-                page.write_text("old")
+                page.write_text("<!doctype html>old")
                 page.chmod(0o600)
                 self.octile(*writer, page)
                 self.assertEqual((page.stat().st_mode & 0o777, page.read_text()[:5].lower()), (0o600, "<!doc"))

@@ -62,7 +62,7 @@ int check_main(const Facts& facts, const Try& a_try, const std::vector<std::stri
     } else {
       const bool asked = arguments[i] == "--help" || arguments[i] == "-h";
       std::ostream& stream = asked ? std::cout : std::cerr;
-      if (!asked) stream << program << ": " << arguments[i] << " is no option here, or lacks its value\n";
+      if (!asked) stream << program << ": " << arguments[i] << " is not an option here, or lacks its value\n";
       stream << "Checks this solution of puzzle " << facts.number << ", " << facts.name << ".\n"
              << "  --stated       only at the sizes of the task\n"
              << "  --report FILE  also write a report of it as an HTML page\n"
@@ -76,7 +76,7 @@ int check_main(const Facts& facts, const Try& a_try, const std::vector<std::stri
   } catch (const std::exception& error) {
     return threw(facts, type_name(typeid(error)) + ": " + error.what());
   } catch (...) {
-    return threw(facts, "what is no std::exception");
+    return threw(facts, "what is not a std::exception");
   }
   std::cout << text(facts, verdict);
   if (!report.empty()) {

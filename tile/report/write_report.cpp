@@ -150,7 +150,7 @@ std::string report_html(const Report& report, const ReportPage& page) {
 }
 
 void write_report(const std::string& path, const Report& report, const ReportPage& page) {
-  base::write_file(path, report_html(report, page));
+  base::write_file(path, report_html(report, page), base::Existing::page);
 }
 
 }  // namespace octile::tile

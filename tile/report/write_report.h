@@ -104,7 +104,7 @@ Judgement judge(const Report& report, const ReportPage& page);
 int last_store(const Report& report, int tensor, std::int64_t index);
 
 std::string report_html(const Report& report, const ReportPage& page);
-// As base::write_file writes it. Throws std::runtime_error if the file cannot be written.
+// Replaces another page, but no other file. Throws std::runtime_error if the file cannot be written.
 void write_report(const std::string& path, const Report& report, const ReportPage& page);
 
 }  // namespace octile::tile

@@ -44,7 +44,7 @@ class Puzzles(unittest.TestCase):
 
     def test_unknown_verbs_are_named(self):
         for word in ("lst", "--bogus"):
-            self.assertIn(f"{word} is no command or option", octile(word, status=2).stderr)
+            self.assertIn(f"{word} is not a command or option", octile(word, status=2).stderr)
 
     def test_run(self):
         said = octile("run", "all").stdout
@@ -87,8 +87,8 @@ class Puzzles(unittest.TestCase):
         for verb in ("run", "new"):
             self.refused("the value is empty", verb, "--", "")
         for number in ("44", "0", "-1", "1.5", "masked"):
-            self.refused(f"{number} is no puzzle", "run", "--", number)
-            self.refused(f"{number} is no puzzle", "new", "--", number)
+            self.refused(f"{number} is not a puzzle", "run", "--", number)
+            self.refused(f"{number} is not a puzzle", "new", "--", number)
         self.refused("one at a time", "new", "all")
         self.refused("notes.txt does not end in .cpp", "new", "2", "notes.txt")
         self.refused("--device", "run", "1", "--device", "tpu")
@@ -105,6 +105,8 @@ class Puzzles(unittest.TestCase):
                 self.refused("cannot write " + path, "new", "2", path, status=1, cwd=directory)
             done = octile("run", "2", "--report", "no/such/page.html", status=1, cwd=directory)
             self.assertIn("no/such/page.html", done.stderr)
+            done = octile("run", "all", "--report", ".", status=1, cwd=directory)
+            self.assertIn("cannot write .: Is a directory", done.stderr)
             self.assertEqual([p.name for p in pathlib.Path(directory).iterdir()], ["file"])
 
     def test_a_command_without_its_headers_and_libraries(self):
@@ -178,7 +180,7 @@ class Solving(unittest.TestCase):
         self.assertIn("2 masked_add: right at 10 sizes, 9 of them hidden", done.stdout)
         done = self.run_command("./masked_add --nonsense")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertIn("--nonsense is no option here", done.stderr)
+        self.assertIn("--nonsense is not an option here", done.stderr)
         done = self.run_command("./masked_add --report no/such/page.html")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
         self.assertIn("no/such/page.html", done.stderr)
@@ -264,6 +266,28 @@ class Solving(unittest.TestCase):
                                   "constant_add.cpp:9:1: octile: a name with :3:4: in it"])
         said = octile("check", file.name, "--verbose", status=1, cwd=self.directory.name, compiler=fake).stdout
         self.assertEqual(said.splitlines()[1:], says)
+
+    def test_a_compiler_that_cannot_be_run(self):
+        file, _ = self.new("1")
+        (file.parent / "plain").write_text("no program")
+        for compiler in ("no-such-compiler -O0", "./plain"):
+            done = octile("check", file.name, status=1, cwd=self.directory.name, compiler=compiler)
+            self.assertEqual(done.stdout, "")
+            self.assertIn(f'octile: cannot run the compiler, "{compiler}"; set CXX to another', done.stderr)
+
+    def test_a_temporary_folder_that_is_not_there(self):
+        file, _ = self.new("1")
+        done = subprocess.run([OCTILE, "puzzles", "check", file.name], cwd=self.directory.name, text=True, capture_output=True,
+                              env=os.environ | {"TMPDIR": "no/such/folder"})
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual(done.stderr, "octile: cannot write into no/such/folder: No such file or directory\n")
+
+    def test_a_report_in_place_of_the_kernel(self):
+        file, _ = self.new("1")
+        before = file.read_text()
+        done = octile("check", file.name, "--report", file.name, status=1, cwd=self.directory.name)
+        self.assertIn("cannot write constant_add.cpp: it already exists, and is not a page of HTML", done.stderr)
+        self.assertEqual(file.read_text(), before)
 
     def solution(self):
         """masked_add.cpp, whose kernel does what the environment variable MODE says, and a compiler that returns its program."""
@@ -356,7 +380,7 @@ class Solving(unittest.TestCase):
         for mode, how in (("segv", "was ended by a signal: Segmentation fault"), ("stack", "was ended by a signal: Segmentation fault"),
                           ("abort", "was ended by a signal: Aborted"), ("exit", "ended with status 0 and without a verdict")):
             self.assertEqual(end(mode), (1, "", f"octile: masked_add.cpp {how}, {place}\n"))
-        for mode, what in (("throw", "out_of_range: no such element"), ("throw int", "what is no std::exception")):
+        for mode, what in (("throw", "out_of_range: no such element"), ("throw int", "what is not a std::exception")):
             status, said, complaint = end(mode)
             self.assertEqual((status, complaint), (1, ""))
             self.assertIn(f"2 masked_add: wrong, it threw {what}\n  {place}\n    {line} |     auto v = t.load(", said)
