@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace octile::cli {
@@ -13,7 +14,11 @@ struct Shape {
   friend bool operator==(const Shape&, const Shape&) = default;
 };
 
-// "MxKxN". Throws CLI::ValidationError, with the option's name.
+// Of "MxKxN", or nothing if the text is none.
+std::optional<Shape> shape_of(const std::string& text);
+std::string no_shape(const std::string& text);  // says so
+
+// Throws CLI::ValidationError, with the option's name.
 Shape parse_shape(const std::string& option, const std::string& text);
 
 }  // namespace octile::cli

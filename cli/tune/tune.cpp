@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "base/output.h"
@@ -27,8 +28,8 @@ namespace fs = std::filesystem;
 constexpr const char* kFooter =
     R"(A plan takes the kernel that a cost model expects to be the fastest. The model was fitted to
 few machines; on others, or for unusual shapes, measuring may find a faster one. tune times the
-kernels of each product in turns, with emptied caches before each run, and writes the fastest to
-a file, one for each model of device and version of the library:
+kernels of each product alternately, empties the caches before each run, and writes the fastest
+to a file, one for each model of device and version of the library:
 
   $XDG_CACHE_HOME/octile/DEVICE-VERSION.tuning   (without that variable: ~/.cache)
 
@@ -82,10 +83,19 @@ bool on_gpu(const Options& options) { return options.device == "cuda"; }
 
 using Layer = std::pair<std::int64_t, std::int64_t>;  // K, N
 
+template <class T>
+std::vector<T> without_repeats(const std::vector<T>& all) {
+  std::vector<T> result;
+  for (const T& one : all) {
+    if (std::find(result.begin(), result.end(), one) == result.end()) result.push_back(one);
+  }
+  return result;
+}
+
 std::vector<Layer> layers_of(const std::string& path) {
   using nlohmann::json;
   const json document = json::parse(base::without_python_numbers(read_file(path)), nullptr, false);
-  if (!document.is_object()) throw std::runtime_error(path + " is no JSON object");
+  if (!document.is_object()) throw std::runtime_error(path + " is not a JSON object");
   const auto nested = document.find("text_config");
   const json& config = nested != document.end() && nested->is_object() ? *nested : document;
   const auto size = [&](const char* name, std::int64_t otherwise) {
@@ -94,7 +104,7 @@ std::vector<Layer> layers_of(const std::string& path) {
     if (otherwise > 0 && (found == config.end() || found->is_null())) return otherwise;
     if (found == config.end()) throw std::runtime_error(path + " has no " + name + "; give --shape");
     if (!found->is_number_integer() || *found < 1 || *found > kMaxSize) {
-      throw std::runtime_error(path + ": " + name + " is no size of 1 to " + std::to_string(kMaxSize));
+      throw std::runtime_error(path + ": " + name + " is not a size of 1 to " + std::to_string(kMaxSize));
     }
     return found->get<std::int64_t>();
   };
@@ -102,22 +112,38 @@ std::vector<Layer> layers_of(const std::string& path) {
   const std::int64_t heads = size("num_attention_heads", 0), key_heads = size("num_key_value_heads", heads);
   const std::int64_t head = size("head_dim", std::max<std::int64_t>(hidden / heads, 1));
   const std::int64_t expert = size("moe_intermediate_size", inner);
-  std::vector<Layer> layers;
-  for (const Layer& layer :
-       {Layer{hidden, heads * head}, Layer{hidden, key_heads * head}, Layer{heads * head, hidden}, Layer{hidden, inner},
-        Layer{inner, hidden}, Layer{hidden, expert}, Layer{expert, hidden}}) {
-    if (std::find(layers.begin(), layers.end(), layer) == layers.end()) layers.push_back(layer);
-  }
-  return layers;
+  return without_repeats(std::vector<Layer>{{hidden, heads * head},
+                                            {hidden, key_heads * head},
+                                            {heads * head, hidden},
+                                            {hidden, inner},
+                                            {inner, hidden},
+                                            {hidden, expert},
+                                            {expert, hidden}});
 }
 
+std::vector<Shape> shapes_in(const std::string& path) {
+  std::vector<Shape> shapes;
+  std::istringstream lines(read_file(path));
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    std::istringstream words(line);
+    for (std::string word; words >> word;) {
+      const std::optional<Shape> shape = shape_of(word);
+      if (!shape) throw std::runtime_error(path + ":" + std::to_string(number) + ": " + no_shape(word));
+      shapes.push_back(*shape);
+    }
+  }
+  if (shapes.empty()) throw std::runtime_error(path + " has no shape");
+  return shapes;
+}
+
+// Each once.
 std::vector<Shape> shapes_of(const Options& options) {
   std::vector<Shape> shapes;
   for (const std::string& text : options.shape_texts) shapes.push_back(parse_shape("--shape", text));
   if (!options.shape_file.empty()) {
-    std::istringstream words(read_file(options.shape_file));
-    for (std::string word; words >> word;) shapes.push_back(parse_shape("--shapes", word));
-    if (shapes.size() == options.shape_texts.size()) throw std::runtime_error(options.shape_file + " has no shape");
+    const std::vector<Shape> more = shapes_in(options.shape_file);
+    shapes.insert(shapes.end(), more.begin(), more.end());
   }
   std::vector<Layer> layers;
   if (!options.model_config.empty()) {
@@ -134,7 +160,7 @@ std::vector<Shape> shapes_of(const Options& options) {
   for (const auto& [k, n] : layers) {
     for (const std::int64_t m : batches) shapes.push_back({m, k, n});
   }
-  return shapes;
+  return without_repeats(shapes);
 }
 
 LinearDescription layer_of(const std::string& format, const Shape& shape, const Options& options, Device device) {
@@ -247,20 +273,25 @@ void tune(Options options) {
   use_tuning("off");  // the plans that are timed are the cost model's
   if (options.dtype.empty()) options.dtype = on_gpu(options) ? "f16" : "f32";
   const std::vector<Shape> shapes = shapes_of(options);
+  const std::vector<std::string> formats = without_repeats(options.formats);
   if (on_gpu(options)) require_gpu("tune");
   Stand stand(on_gpu(options), !options.warm, options.threads);
   const std::string device = tuning_device(stand.device());
   const fs::path path = options.out.empty() ? default_tuning_path(device) : fs::path(options.out);
   if (path.empty()) throw std::runtime_error("neither XDG_CACHE_HOME nor HOME says where to write; give --out FILE");
-  if (options.out.empty()) fs::create_directories(path.parent_path());
+  if (options.out.empty()) {
+    std::error_code error;
+    fs::create_directories(path.parent_path(), error);
+    if (error) base::fail_on("write into", path.parent_path(), error.value());
+  }
   read_before(path, device);
 
   std::vector<Measured> measured;
   std::string left_out;
   const double start = seconds_now();
   {
-    Progress progress("tune", static_cast<std::int64_t>(shapes.size() * options.formats.size()));
-    for (const std::string& format : options.formats) {
+    Progress progress("tune", static_cast<std::int64_t>(shapes.size() * formats.size()));
+    for (const std::string& format : formats) {
       for (const Shape& shape : shapes) {
         const std::string name =
             format + " " + std::to_string(shape.m) + "x" + std::to_string(shape.k) + "x" + std::to_string(shape.n);
@@ -296,8 +327,8 @@ void tune(Options options) {
   std::cout << device << "\n\n"
             << format_table(kHeading, rows, 3) << "\n"
             << measured.size() << (measured.size() == 1 ? " choice in " : " choices in ") << fixed(seconds, 1) << " s, "
-            << changed << " other than the cost model's; its times are " << fixed(gain(measured), 3)
-            << " of these (geometric mean)\n"
+            << changed << " other than the cost model's, whose choices take " << fixed(gain(measured), 3)
+            << " times as long (geometric mean)\n"
             << path.string() << "\n";
   if (floats)
     std::cout << "plans follow the choices for sums of floats (a16) with OCTILE_TUNING=" << path.string() << "\n";

@@ -59,7 +59,8 @@ void Plan::Impl::describe_times(Device device, int threads) {
 
 void Plan::Impl::describe_tuning(Device device, std::string_view kernel) {
   times += message(
-      "tuning: ", kernel.empty() ? in_words(*tuning_of(device)) : "not asked, the description names a kernel", "\n");
+      "tuning: ", kernel.empty() ? in_words(*tuning_of(device)) : "not used, since the description names a kernel",
+      "\n");
 }
 
 std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtype) {

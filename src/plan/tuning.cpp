@@ -65,7 +65,7 @@ class Reader {
 
   TuningFile read() {
     if (next_line() != kTitle)
-      refuse("is no tuning file: its first line is ", in_quotes(line_), ", not \"", kTitle, '"');
+      refuse("is not a tuning file: its first line is ", in_quotes(line_), ", not \"", kTitle, '"');
     const std::string_view version = after("library ");
     if (version != library_version()) {
       refuse("is of version ", in_quotes(version), " of the library, this is ", library_version(),
@@ -89,7 +89,7 @@ class Reader {
     const std::size_t end = text_.find('\n');
     ++line_number_;
     if (end == std::string_view::npos) {
-      refuse(line_number_ == 1 ? "is no tuning file: it has no line" : "is cut off: it has no \"end\"");
+      refuse(line_number_ == 1 ? "is not a tuning file: it has no line" : "is cut off: it has no \"end\"");
     }
     line_ = text_.substr(0, end);
     text_.remove_prefix(end + 1);
@@ -120,13 +120,13 @@ class Reader {
       if (name(kernel->task) != task) refuse_line("has the kernel ", text, " for ", in_quotes(task));
       return std::string(text);
     }
-    refuse_line("has ", in_quotes(text), ", which is no kernel of this library");
+    refuse_line("has ", in_quotes(text), ", which is not a kernel of this library");
   }
   void add_choice(TuningFile& file) {
     std::string_view rest = line_;
     const auto word = [&] {
       const std::size_t end = rest.find(' ');
-      if (end == std::string_view::npos) refuse_line("is ", in_quotes(line_), ", which is no product");
+      if (end == std::string_view::npos) refuse_line("is ", in_quotes(line_), ", which is not a product");
       const std::string_view text = rest.substr(0, end);
       rest.remove_prefix(end + 1);
       return text;
@@ -179,7 +179,7 @@ Tuning load(Device device, const std::string& requested) {
   tuning.path = tuning.named ? std::filesystem::path(requested) : default_tuning_path(here);
   if (tuning.path.empty()) return not_used("neither XDG_CACHE_HOME nor HOME says where it is");
   struct stat status = {};
-  if (!tuning.named && stat(tuning.path.c_str(), &status) != 0 && errno == ENOENT) return not_used("there is none");
+  if (!tuning.named && stat(tuning.path.c_str(), &status) != 0 && errno == ENOENT) return not_used("does not exist");
   try {
     tuning.file = read_tuning(tuning.path);
   } catch (const Error& error) {
@@ -304,7 +304,7 @@ std::string in_words(const TunedChoice& c) {
 
 std::string in_words(const Tuning& tuning) {
   if (tuning.path.empty()) return tuning.reason;
-  if (!tuning.reason.empty()) return message("not ", tuning.path.string(), ": ", tuning.reason);
+  if (!tuning.reason.empty()) return message("none; ", tuning.path.string(), " ", tuning.reason);
   return tuning.path.string() + (tuning.named ? "" : ", for exact sums alone");
 }
 

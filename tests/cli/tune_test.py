@@ -50,7 +50,7 @@ class TuneTest(unittest.TestCase):
         return path
 
     def test_it_writes_what_plans_follow(self):
-        self.assertRegex(self.good("info"), r"(?m)^tuning  cpu: not .*\.tuning: there is none$")
+        self.assertRegex(self.good("info"), r"(?m)^tuning  cpu: none; .*\.tuning does not exist$")
         out = self.tune("2x64x48", "3x64x48", "3x32x48", options=["--group=0"])
         self.assertIn(f"\n{self.file()}\n", out)
         self.assertRegex(self.file().name, r"^cpu-[a-z0-9-]+-\d+\.\d+\.\d+\.tuning$")
@@ -85,9 +85,17 @@ class TuneTest(unittest.TestCase):
         (self.folder / "shapes").write_text("1x32x16\n2x32x16\n")
         self.tune(options=[f"--shapes={self.folder / 'shapes'}", "--format=w8a8"])
         self.assertEqual({m for m, _ in self.choices()}, {1, 2})
+        (self.folder / "shapes").write_text("1x32x16\n\n2x32x16 4x32\n")
+        self.bad(1, "tune", f"--shapes={self.folder / 'shapes'}", says="shapes:3: 4x32 is not MxKxN")
         (self.folder / "shapes").write_text("\n")
         self.bad(1, "tune", f"--shapes={self.folder / 'shapes'}", says="shapes has no shape")
         self.bad(1, "tune", "--shapes=/dev/zero", says="cannot read /dev/zero: more than 16000000 bytes")
+
+    def test_each_product_is_measured_once(self):
+        (self.folder / "shapes").write_text("2x32x16\n")
+        out = self.good("tune", "--warm", "--threads=1", "--format=w8a8", "--format=w8a8", "--shape=2x32x16", "--shape=2x32x16",
+                        f"--shapes={self.folder / 'shapes'}", "--json")
+        self.assertEqual(len(json.loads(out)["choices"]), 1)
 
     def test_several_at_once_lose_nothing(self):
         running = [subprocess.Popen([COMMAND, "tune", "--warm", "--threads=1", "--format=w8a8", "--quiet",
@@ -118,7 +126,7 @@ class TuneTest(unittest.TestCase):
         self.tune("2x64x48", options=["--format=w8a8"])
         good = self.file().read_text()
         target = self.folder / "target"
-        for text, says in (("my thesis\n", "is no tuning file"), (good.replace("device cpu", "device cuda"), "is for cuda "),
+        for text, says in (("my thesis\n", "is not a tuning file"), (good.replace("device cpu", "device cuda"), "is for cuda "),
                            (good.replace("library ", "library 7."), "is of version"), (good[:-7], "is cut off")):
             with self.subTest(says):
                 target.write_text(text)
@@ -130,8 +138,8 @@ class TuneTest(unittest.TestCase):
         self.bad(1, "tune", "--shape=2x64x48", "--out", str(self.folder / "no" / "file"), says="No such file")
         self.file().write_text(good[:-7])
         self.bad(1, "tune", "--shape=2x64x48", says="is cut off")
-        self.assertIn(f"not {self.file()}: is cut off", self.good("info"))
-        self.assertIn(f"not {target}: is cut off", self.good("info", OCTILE_TUNING=str(target)))
+        self.assertIn(f"none; {self.file()} is cut off", self.good("info"))
+        self.assertIn(f"none; {target} is cut off", self.good("info", OCTILE_TUNING=str(target)))
 
     def test_mistakes(self):
         for option in ("--format=w9a9", "--format=w4a16", "--shape=4x4", "--batch=0", "--batch=x", "--group=5", "--dtype=f64", "--threads=0",
@@ -140,13 +148,14 @@ class TuneTest(unittest.TestCase):
                 self.bad(2, "tune", option, says=option.split("=")[0])
         self.bad(2, "tune", "--shape=2x64x48", "--batch=2", says="--batch: is for the layers of a model")
         config = self.folder / "config.json"
-        for text, says in (("[]", "is no JSON object"), ("{", "is no JSON object"), ("{}", "has no hidden_size"),
-                           ('{"hidden_size": "x"}', "hidden_size is no size"), ('{"hidden_size": -1}', "is no size"),
-                           ('{"hidden_size": 1e30}', "is no size")):
+        for text, says in (("[]", "is not a JSON object"), ("{", "is not a JSON object"), ("{}", "has no hidden_size"),
+                           ('{"hidden_size": "x"}', "hidden_size is not a size"), ('{"hidden_size": -1}', "is not a size"),
+                           ('{"hidden_size": 1e30}', "is not a size")):
             config.write_text(text)
             self.bad(1, "tune", f"--model-config={config}", says=says)
         self.bad(1, "tune", f"--model-config={self.folder / 'absent'}", says="No such file")
         self.bad(1, "tune", "--shape=2x64x48", XDG_CACHE_HOME="", HOME="", says="give --out FILE")
+        self.bad(1, "tune", "--shape=2x64x48", XDG_CACHE_HOME=str(config), says=f"cannot write into {config}/octile: Not a directory")
 
 
 if __name__ == "__main__":

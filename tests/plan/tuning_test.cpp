@@ -216,7 +216,7 @@ TEST_F(TuningTest, SumsOfFloatsOnACpuFollowNone) {
 
 TEST_F(TuningTest, TheDefaultFileIsFollowed) {
   use_tuning("");
-  EXPECT_TRUE(says(LinearPlan::select(w8a8(64)), ".tuning: there is none\n"));
+  EXPECT_TRUE(says(LinearPlan::select(w8a8(64)), ".tuning does not exist\n"));
   write_default(file_for(gemm_problem(w8a8(64)), 64, kReference));
   use_tuning("");
   EXPECT_EQ(product_of(LinearPlan::select(w8a8(64))), kReference);
@@ -257,8 +257,8 @@ TEST_F(TuningTest, DamagedFilesAreRefusedInWords) {
     return text.replace(text.find(old), old.size(), put);
   };
   const std::pair<std::string, std::string> cases[] = {
-      {"", "is no tuning file: it has no line"},
-      {"{\"json\": 1}\n", "is no tuning file: its first line is \"{\"json\": 1}\""},
+      {"", "is not a tuning file: it has no line"},
+      {"{\"json\": 1}\n", "is not a tuning file: its first line is \"{\"json\": 1}\""},
       {std::string("\0\x1b[31m\n", 7), "its first line is \"??[31m\""},
       {std::string(100'000, 'x') + "\n", "its first line is \"xxxxxx"},
       {with("library ", "library 9"), "is of version \"90.1.0\" of the library, this is "},
@@ -279,14 +279,14 @@ TEST_F(TuningTest, DamagedFilesAreRefusedInWords) {
       {with("0.25", "1e999"), "line 4 has \"1e999\""},
       {with("0.25", "fast"), "line 4 has \"fast\""},
       {with("w8a8_gemm_reference", "w8a8_gemm_magic"),
-       "line 4 has \"w8a8_gemm_magic\", which is no kernel of this library"},
+       "line 4 has \"w8a8_gemm_magic\", which is not a kernel of this library"},
       {with("w8a8_gemm_reference", "w4a8_gemm_reference"),
        "line 4 has the kernel w4a8_gemm_reference for \"w8a8_gemm\""},
       // What builds before release 0.1.0 wrote.
-      {with("w8a8_gemm_reference", "two_steps"), "line 4 has \"two_steps\", which is no kernel of this library"},
+      {with("w8a8_gemm_reference", "two_steps"), "line 4 has \"two_steps\", which is not a kernel of this library"},
       {with("w8a8_gemm n=", "w8a8_linear n="), "line 4 has the kernel w8a8_gemm_reference for \"w8a8_linear\""},
       {with("64 w8a8_gemm_reference", "w8a8_gemm_reference"), "line 4 has \"w8a8_gemm_reference\" where a number"},
-      {with("end 1", "64"), "line 5 is \"64\", which is no product"},
+      {with("end 1", "64"), "line 5 is \"64\", which is not a product"},
   };
   for (const auto& [text, words] : cases) {
     SCOPED_TRACE(words);
@@ -294,7 +294,7 @@ TEST_F(TuningTest, DamagedFilesAreRefusedInWords) {
     const fs::path path = write_default(text);
     use_tuning("");
     const LinearPlan plan = LinearPlan::select(w8a8(64));
-    EXPECT_TRUE(says(plan, "\ntuning: not " + path.string() + ": ")) << plan.explain();
+    EXPECT_TRUE(says(plan, "\ntuning: none; " + path.string() + " ")) << plan.explain();
     EXPECT_TRUE(says(plan, words)) << plan.explain();
   }
   std::string twice = good;
@@ -364,7 +364,7 @@ TEST_F(TuningTest, AFileOfAnotherDeviceIsRefused) {
   // A file for a GPU does not affect plans for a CPU.
   use_tuning(write(file_for(p, 64, kReference, "cuda NVIDIA H200")).string());
   const LinearPlan plan = LinearPlan::select(w8a8(64));
-  EXPECT_TRUE(says(plan, ": is for \"cuda NVIDIA H200\", this is cpu ")) << plan.explain();
+  EXPECT_TRUE(says(plan, " is for \"cuda NVIDIA H200\", this is cpu ")) << plan.explain();
   EXPECT_FALSE(says(plan, "measured"));
 }
 

@@ -30,7 +30,7 @@ def test_a_file_is_named_found_or_turned_off(tmp_path, monkeypatch):
         layer(x)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     octile.use_tuning()
-    assert f"\ntuning: not {tmp_path}/octile/cpu-" in explained(3)
+    assert f"\ntuning: none; {tmp_path}/octile/cpu-" in explained(3)
     assert layer(x).shape == (71, 8)
 
 

@@ -153,7 +153,7 @@ std::string explain_isa() {
   for (int i = static_cast<int>(isa()) + 1; i < kIsaCount; ++i) {
     const auto other = static_cast<Isa>(i);
     if (!of_this_architecture(other)) continue;
-    wider += message(wider.empty() ? ": " : "; ", name(other), " not, ", reason_against(other));
+    wider += message("; not ", name(other), ": ", reason_against(other));
   }
   return message(name(isa()), ", the widest that may be used", wider);
 }
