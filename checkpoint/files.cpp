@@ -21,7 +21,7 @@ Descriptor open_to_read(const fs::path& path) {
   Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat status = {};
   if (file.number() < 0 || fstat(file.number(), &status) != 0) fail_on("read", path, errno);
-  if (!S_ISREG(status.st_mode)) reject("cannot read ", path.string(), ": it is no file");
+  if (!S_ISREG(status.st_mode)) reject("cannot read ", path.string(), ": it is not a file");
   return file;
 }
 

@@ -8,7 +8,7 @@ void JsonListener::read(std::string_view text, std::string_view name) {
   const std::string file(name);
   // The parser takes it for the end of the text.
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
-    reject(file, ": ", subject(), "no JSON (byte ", zero + 1, " is 0)");
+    reject(file, ": ", subject(), "not JSON (byte ", zero + 1, " is 0)");
   }
   nlohmann::json_sax<nlohmann::json>* const events = this;
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), events)) reject(file, ": ", error_);
@@ -16,7 +16,7 @@ void JsonListener::read(std::string_view text, std::string_view name) {
 
 bool JsonListener::parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) {
   if (dynamic_cast<const nlohmann::json::parse_error*>(&error)) {
-    return fail(subject(), "no JSON (byte ", position, ")");
+    return fail(subject(), "not JSON (byte ", position, ")");
   }
   return fail(subject(), "JSON that is not read (", printable(error.what()), ")");  // a number beyond every double
 }
@@ -45,7 +45,7 @@ nlohmann::json* JsonDocument::place(json& value) {
 }
 
 bool JsonDocument::add(json value) {
-  if (open_.empty()) return fail(subject(), "no JSON object");
+  if (open_.empty()) return fail(subject(), "not a JSON object");
   if (++values_ > kMaxJsonValues) return fail("more than ", kMaxJsonValues, " values");
   if (place(value) != nullptr) return true;
   return pass(open_.size(), open_.back().key, value.type(), value.get_ptr<const std::string*>());
@@ -54,7 +54,7 @@ bool JsonDocument::add(json value) {
 bool JsonDocument::open(bool is_object) {
   json value(is_object ? json::value_t::object : json::value_t::array);
   if (open_.empty()) {
-    if (!is_object) return fail(subject(), "no JSON object");
+    if (!is_object) return fail(subject(), "not a JSON object");
     open_.push_back({nullptr, true});
     return true;
   }

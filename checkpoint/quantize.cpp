@@ -113,7 +113,7 @@ class Quantizer {
     for (const LeftOut& left : report_.left_out) ++counts[left.reason];
     std::string text;
     for (const auto& [reason, count] : counts) {
-      text += (text.empty() ? ": " : "; ") + std::to_string(count) + " left, " + printable(reason);
+      text += (text.empty() ? ": " : ", ") + std::to_string(count) + " left out (" + printable(reason) + ")";
     }
     return text;
   }
@@ -124,7 +124,7 @@ class Quantizer {
     }
     const std::int64_t group = options_.weight.group;
     if (group == 0 || layer.k % group == 0) return {};
-    return std::to_string(layer.k) + " inputs are no multiple of the group, " + std::to_string(group);
+    return std::to_string(layer.k) + " inputs are not a multiple of the group, " + std::to_string(group);
   }
 
   void check_calibration() const {
@@ -168,8 +168,7 @@ class Quantizer {
 
   void check_name(const Layer& layer, const std::string& tensor) const {
     if (!checkpoint_.find(tensor) || layers_in_.count(tensor) != 0) return;
-    fail("\"" + printable(layer.name) + "\" would be written with \"" + printable(tensor) +
-         "\", which is there already");
+    fail("\"" + printable(layer.name) + "\" would be written with \"" + printable(tensor) + "\", which already exists");
   }
 
   void fold() {
@@ -351,7 +350,7 @@ void check(const QuantizeOptions& options) {
   const bool is_static = options.activation == Activation::static_per_tensor;
   const bool keeps_inputs = options.activation == Activation::none;
   if (weight.group != 0 && weight.group != 32 && weight.group != 64 && weight.group != 128) {
-    throw OptionError("a group of " + std::to_string(weight.group) + " is none of 32, 64, 128, 0 (a whole row)");
+    throw OptionError("a group of " + std::to_string(weight.group) + " is not 32, 64, 128 or 0 (a whole row)");
   }
   if (weight.granularity != Granularity::group && (weight.granularity != Granularity::row || weight.group != 0)) {
     throw OptionError("the scales of weights are per row or in groups");

@@ -41,7 +41,7 @@ std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer&
   std::vector<std::int32_t> result;
   for (const float value : values) {
     if (!(value >= static_cast<float>(-limit) && value < static_cast<float>(limit)) || value != std::trunc(value)) {
-      layer_error(checkpoint, layer.name, suffix, " has ", number_text(value), ", which is no whole number within ",
+      layer_error(checkpoint, layer.name, suffix, " has ", number_text(value), ", which is not a whole number within ",
                   -limit, "..", limit - 1);
     }
     if (symmetric && value != 0) {

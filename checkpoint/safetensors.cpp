@@ -107,7 +107,7 @@ class HeaderReader : public JsonListener {
 
   bool number_integer(number_integer_t value) override { return fail(about(), "the number ", value, " is negative"); }
   bool number_float(number_float_t, const string_t& text) override {
-    return fail(about(), "the number ", printable(text), " is no whole number in range");
+    return fail(about(), "the number ", printable(text), " is not a whole number in range");
   }
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("a truth value"); }

@@ -145,7 +145,7 @@ std::vector<float> Calibration::channel_max(const Layer& layer) const {
   for (std::size_t j = 0; j < result.size(); ++j) {
     if (std::isfinite(result[j]) && result[j] >= 0) continue;
     reject(file_.path().string(), ": \"", printable(layer.name), ".input_channel_max\" is ", number_text(result[j]),
-           " at channel ", j, ", which is no maximum");
+           " at channel ", j, ", which is not a maximum");
   }
   return result;
 }

@@ -74,28 +74,29 @@ fs::path check_target(const Checkpoint& from, const fs::path& to, const Quantize
   fs::path target = fs::weakly_canonical(fs::absolute(to));
   if (!target.has_filename()) target = target.parent_path();  // "folder/" is "folder"
   if (from.is_folder() && target.extension() == ".safetensors") {
-    throw refuse("that is a file's name, and what is read is a folder");
+    throw refuse("that is a file's name, and the input is a folder");
   }
+  if (!from.is_folder() && !to.has_filename()) throw refuse("that is a folder's name, and the input is a file");
   if (!fs::is_directory(target.parent_path())) throw refuse("there is no folder " + target.parent_path().string());
   const std::set<Identity> read = what_is_read(from, options);
   const auto is_read = [&](const fs::path& path) { return read.count(identity(path, false)) != 0; };
   for (fs::path folder = target.parent_path();; folder = folder.parent_path()) {
-    if (is_read(folder)) throw refuse("it is inside of what is read");
+    if (is_read(folder)) throw refuse("it is inside the input");
     if (folder == folder.parent_path()) break;
   }
   if (!fs::exists(fs::symlink_status(target))) return target;
   if (!fs::exists(target)) throw refuse("it is a link to nothing");
-  if (is_read(target)) throw refuse("it is what is read");
+  if (is_read(target)) throw refuse("it is an input");
   const bool is_folder = fs::is_directory(target);
-  if (!options.overwrite) throw refuse("it is there already (see --force)");
+  if (!options.overwrite) throw refuse("it already exists (see --force)");
   if (is_folder != from.is_folder()) {
-    throw refuse(std::string("it is a ") + (is_folder ? "folder" : "file") + ", what is read is not");
+    throw refuse(is_folder ? "it is a folder, the input is a file" : "it is a file, the input is a folder");
   }
   if (!is_folder) return target;
   const base::CheckReplaced check = check_replaced(from, target);
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(target)) {
     const fs::path name = entry.path().lexically_relative(target);
-    if (is_read(entry.path())) throw refuse(name.string() + " in it is read");
+    if (is_read(entry.path())) throw refuse(name.string() + " in it is an input");
     check(name, entry);
   }
   return target;

@@ -213,10 +213,24 @@ std::vector<double> compared(const std::vector<LayerRow>& rows) {
   return values;
 }
 
-bool is_good(const Options& options, const std::vector<LayerRow>& rows) {
-  return std::all_of(rows.begin(), rows.end(), [&](const LayerRow& row) {
-    return row.problem.empty() && row.difference.sqnr() >= options.min_sqnr;  // false for a NaN
-  });
+// Why the comparison fails: "14 linear layers: 2 below 43.00 dB, 1 not finite, 1 not compared". Empty: it does not.
+std::string failure(const Options& options, const std::vector<LayerRow>& rows) {
+  std::size_t low = 0, not_finite = 0, not_compared = 0;
+  for (const LayerRow& row : rows) {
+    if (!row.problem.empty()) {
+      ++not_compared;
+    } else if (const double sqnr = row.difference.sqnr(); !(sqnr >= options.min_sqnr)) {
+      ++(std::isnan(sqnr) ? not_finite : low);
+    }
+  }
+  std::string text;
+  const auto add = [&](std::size_t count, const std::string& what) {
+    if (count > 0) text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + what;
+  };
+  add(low, "below " + fixed(options.min_sqnr, 2) + " dB");
+  add(not_finite, "not finite");
+  add(not_compared, "not compared");
+  return text.empty() ? text : counted(rows.size(), "linear layer") + ": " + text;
 }
 
 void print_json(const Options& options, const Comparison& comparison) {
@@ -237,7 +251,7 @@ void print_json(const Options& options, const Comparison& comparison) {
   const auto values = compared(comparison.rows);
   const json document = {{"a", options.a},
                          {"b", options.b},
-                         {"good", is_good(options, comparison.rows)},
+                         {"good", failure(options, comparison.rows).empty()},
                          {"sqnr_db_min", values.empty() ? json(nullptr) : number(values.front())},
                          {"sqnr_db_median", values.empty() ? json(nullptr) : number(values[values.size() / 2])},
                          {"layers", layers},
@@ -260,10 +274,9 @@ void print_names(const char* label, const std::vector<std::string>& names) {
 
 void print_text(const Options& options, const Comparison& comparison) {
   const auto values = compared(comparison.rows);
-  std::cout << comparison.rows.size() << " linear layers";
+  std::cout << counted(comparison.rows.size(), "linear layer");
   if (!values.empty()) {
-    std::cout << ", SQNR min " << decibels(values.front()) << " dB, median " << decibels(values[values.size() / 2])
-              << " dB";
+    std::cout << ", SQNR min " << in_decibels(values.front()) << ", median " << in_decibels(values[values.size() / 2]);
   }
   std::cout << "\nother tensors: " << comparison.others.equal << " equal\n";
   print_names("different", comparison.others.different);
@@ -289,7 +302,10 @@ void print_text(const Options& options, const Comparison& comparison) {
 void compare(const Options& options) {
   const Comparison comparison(options);
   options.json ? print_json(options, comparison) : print_text(options, comparison);
-  if (!is_good(options, comparison.rows)) throw CLI::RuntimeError(1);
+  const std::string why = failure(options, comparison.rows);
+  if (why.empty()) return;
+  std::cerr << "octile: " << why << std::endl;
+  throw CLI::RuntimeError(1);
 }
 
 }  // namespace

@@ -23,6 +23,12 @@ std::string decibels(double value) {
   return std::isinf(value) ? value > 0 ? "exact" : "-inf" : fixed(value, 2);
 }
 
+std::string in_decibels(double value) { return decibels(value) + (std::isfinite(value) ? " dB" : ""); }
+
+std::string counted(std::size_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 std::string shape_text(const checkpoint::Layer& layer) { return checkpoint::shape_text({layer.n, layer.k}); }
 
 nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }

@@ -10,8 +10,10 @@
 
 namespace octile::cli {
 
-std::string size_text(std::uint64_t bytes);  // "86.7 MB"
-std::string decibels(double value);          // "42.13", or "exact" for an infinite one
+std::string size_text(std::uint64_t bytes);                       // "86.7 MB"
+std::string decibels(double value);                               // "42.13", or "exact" for an infinite one
+std::string in_decibels(double value);                            // "42.13 dB", or "exact"
+std::string counted(std::size_t count, const std::string& what);  // "1 layer", "14 layers"
 std::string shape_text(const checkpoint::Layer& layer);
 
 // A number, or null where JSON has none: the SQNR of equal values.

@@ -177,7 +177,7 @@ void print_text(const Options& options, const QuantizeReport& report) {
     std::cout << "left as they are:\n" << reasons_text(report.left_out) << "\n";
   }
   if (options.quantize.smoothing) {
-    std::cout << "smoothed: " << report.smoothed.size() << " groups of layers";
+    std::cout << "smoothed: " << counted(report.smoothed.size(), "group") << " of layers";
     std::map<double, int> alphas;
     for (const auto& group : report.smoothed) ++alphas[group.alpha];
     const char* separator = ", alpha ";
@@ -199,10 +199,10 @@ void print_text(const Options& options, const QuantizeReport& report) {
     layers_before += layer.bytes_before;
     layers_after += layer.bytes;
   }
-  std::cout << printable(options.to) << ": " << report.layers.size() << " layers, "
+  std::cout << printable(options.to) << ": " << counted(report.layers.size(), "layer") << ", "
             << change(layers_before, layers_after) << "; the whole model "
             << change(report.size_before, report.size_after) << "\nSQNR of the weights: min "
-            << decibels(worst.front()->sqnr) << " dB, median " << decibels(worst[worst.size() / 2]->sqnr) << " dB\n\n";
+            << in_decibels(worst.front()->sqnr) << ", median " << in_decibels(worst[worst.size() / 2]->sqnr) << "\n\n";
   constexpr std::size_t kShown = 5;
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < worst.size() && i < kShown; ++i) {
@@ -271,7 +271,9 @@ void add_quantize(CLI::App& app) {
   command->add_option("--format", options->format, "Format of the quantized layers")
       ->check(CLI::IsMember(names_of(kFormats)))
       ->required();
-  command->add_option("--group", options->group, "Inputs that share a scale: 32, 64, 128, or 0 for a whole row");
+  command->add_option("--group", options->group, "Inputs that share a scale; 0: a whole row")
+      ->check(CLI::IsMember({0, 32, 64, 128}))
+      ->type_name("SIZE");
   command->add_flag("--zero-points", options->zero_points, "A zero point for each scale, with 4-bit weights");
   command->add_option("--method", options->method, "How weights are rounded")
       ->check(CLI::IsMember(names_of(kMethods)))

@@ -15,6 +15,7 @@ from .calibration import replacing, save_safetensors
 from .experts import Experts, left_random, names_in_files, split
 from .file_names import of_files
 from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
+from .training import Linear
 
 _PACKED = tuple(IN_WORDS.values())  # pack-quantized; the others are int-quantized
 _LAYERS = (W8A8Linear, W8A8StaticLinear, *_PACKED)
@@ -44,6 +45,10 @@ def save_checkpoint(model, folder, *, force=False):
     # With one output, a scale per tensor is one per channel: such a layer counts as what the others are.
     per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
     kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
+    if not kinds and any(isinstance(m, Linear) for m in modules.values()):
+        raise ValueError(
+            "octile: the layers are for training, with float weights: quantize_() the model for inference first"
+        )
     if not kinds:
         raise ValueError("octile: the model has no quantized layer: quantize_() it first")
     if len(kinds) > 1:

@@ -380,7 +380,7 @@ TEST(Layers, IntQuantizedHasZeroPointsThatAreLevels) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
   for (const float bad : {128.0f, -129.0f, 0.5f, 1e30f, -1e30f, nan, inf, -inf}) {
     EXPECT_ERROR(weight_zero({0, bad}), "w.safetensors: \"w\": weight_zero_point has ");
-    EXPECT_ERROR(input_zero({bad}), "which is no whole number within -128..127");
+    EXPECT_ERROR(input_zero({bad}), "which is not a whole number within -128..127");
   }
   EXPECT_ERROR(weight_zero({0, 300}, ElementType::s16), "weight_zero_point has 300");
   EXPECT_ERROR(weight_zero({0, 3}, ElementType::s64), "values of I64 are not read");

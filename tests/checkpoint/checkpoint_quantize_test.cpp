@@ -186,7 +186,7 @@ TEST(Quantize, LeavesExpertsWhole) {
   EXPECT_EQ(reason(none, {.selection = {.ignore = {"*.down_proj"}, .only = {}}}), "in --ignore");
   EXPECT_EQ(reason(none, {.selection = {.ignore = {}, .only = {"*o_proj"}}}), "not in --only");
   EXPECT_EQ(reason(none, {.weight = {DType::s8, Granularity::group, 64}}),
-            "32 inputs are no multiple of the group, 64");
+            "32 inputs are not a multiple of the group, 64");
   EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin(), e.tensors.begin() + 2); }),
             "experts without down_proj");
   EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin() + 2, e.tensors.begin() + 4); }),
@@ -338,7 +338,7 @@ TEST(Quantize, RefusesOptions) {
     EXPECT_ERROR(model.quantize(options), says);
     EXPECT_EQ(files_in(model.folder.path), 2u) << says;
   };
-  refuses([](auto& o) { o.weight = {DType::s8, Granularity::group, 16}; }, "a group of 16 is none of");
+  refuses([](auto& o) { o.weight = {DType::s8, Granularity::group, 16}; }, "a group of 16 is not 32, 64, 128 or 0");
   refuses([](auto& o) { o.weight.group = 32; }, "the scales of weights are per row or in groups");
   refuses([](auto& o) { o.weight = WeightFormat::s8_per_tensor; }, "the scales of weights are per row or in groups");
   refuses([](auto& o) { o.weight.zero_point = true; }, "zero points are for 4-bit weights alone");
@@ -354,7 +354,8 @@ TEST(Quantize, RefusesOptions) {
   refuses([](auto& o) { o.smoothing = Smoothing{}, o.calibration.reset(); }, "smoothing needs a calibration");
   refuses([](auto& o) { o.method = WeightMethod::error_feedback, o.calibration.reset(); },
           "error feedback needs a calibration");
-  refuses([](auto& o) { o.selection.ignore = {"*"}; }, "there is no linear layer to quantize: 9 left, in --ignore");
+  refuses([](auto& o) { o.selection.ignore = {"*"}; },
+          "there is no linear layer to quantize: 9 left out (in --ignore)");
   refuses(
       [](auto& o) {
         o.weight = {DType::s8, Granularity::group, 64}, o.selection.only = {"*down_proj"};
@@ -380,7 +381,7 @@ TEST(Quantize, RefusesNamesThatItWouldWriteTwice) {
   std::filesystem::remove_all(model.out);
   tensors.push_back({kBlock + "mlp.up_proj.weight_scale", {1}, {1}});
   write_file(model.in / "model.safetensors", tensors);
-  EXPECT_ERROR(model.quantize(), "mlp.up_proj.weight_scale\", which is there already");
+  EXPECT_ERROR(model.quantize(), "mlp.up_proj.weight_scale\", which already exists");
   EXPECT_EQ(files_in(model.folder.path), 2u);
 }
 
@@ -479,16 +480,16 @@ TEST(Quantize, RefusesValues) {
   QuantizeOptions options;
   options.activation = Activation::static_per_tensor;
   options.calibration = model.calibration;
-  EXPECT_ERROR(model.quantize(options), "is nan at channel 0, which is no maximum");
+  EXPECT_ERROR(model.quantize(options), "is nan at channel 0, which is not a maximum");
   for (Values& tensor : calibration) {  // a NaN among numbers, in any tensor
     std::fill(tensor.values.begin(), tensor.values.end(), 1.0f);
     tensor.values[1] = std::nanf("");
   }
   write_file(model.calibration, calibration, metadata);
-  EXPECT_ERROR(model.quantize(options), "is nan at channel 1, which is no maximum");
+  EXPECT_ERROR(model.quantize(options), "is nan at channel 1, which is not a maximum");
   for (Values& tensor : calibration) tensor.values[1] = -1;
   write_file(model.calibration, calibration, metadata);
-  EXPECT_ERROR(model.quantize(options), "at channel 1, which is no maximum");
+  EXPECT_ERROR(model.quantize(options), "at channel 1, which is not a maximum");
   calibration.back().shape = {1, calibration.back().shape[0]};
   write_file(model.calibration, {calibration.back()}, metadata);
   EXPECT_ERROR(model.quantize(options), "is F32 (1, 96), not F32 of one dimension");
@@ -547,7 +548,7 @@ TEST(Quantize, ALoneFileCarriesItsConfig) {
   const Checkpoint after = Checkpoint::open(file);
   EXPECT_EQ(after.config().format, "int-quantized");
   EXPECT_EQ(after.shards()[0].file.metadata().at("format"), "pt");
-  EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", file, {}), "it is there already");
+  EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", file, {}), "it already exists");
   EXPECT_ERROR(quantize_checkpoint(file, model.folder.path / "r.safetensors", {}), "is quantized already");
 }
 

@@ -77,11 +77,11 @@ TEST(SafetensorsReader, RefusesHeaders) {
       {"", 0, "does not begin with {"},
       {"[]", 0, "does not begin with {"},
       {"\xff\xfe", 0, "does not begin with {"},
-      {"{", 0, "no JSON"},
-      {"{" + a + "}x", 4, "no JSON"},
-      {"{" + a + "}{}", 4, "no JSON"},
-      {"{" + a + "}" + std::string("\0x", 2), 4, "no JSON (byte 55 is 0)"},
-      {"{\"\xff\":1}", 4, "no JSON"},
+      {"{", 0, "not JSON"},
+      {"{" + a + "}x", 4, "not JSON"},
+      {"{" + a + "}{}", 4, "not JSON"},
+      {"{" + a + "}" + std::string("\0x", 2), 4, "not JSON (byte 55 is 0)"},
+      {"{\"\xff\":1}", 4, "not JSON"},
       {"{" + a + "," + a + "}", 4, "\"a\" twice"},
       {R"({"__metadata__":{},"__metadata__":{}})", 0, "\"__metadata__\" twice"},
       {R"({"__metadata__":{"x":"1","x":"2"}})", 0, "__metadata__ has \"x\" twice"},
@@ -103,9 +103,9 @@ TEST(SafetensorsReader, RefusesHeaders) {
       {"{" + entry("a", "F33", "[1]", "[0,4]") + "}", 4, "the type \"F33\" is unknown"},
       {"{" + entry("a", "f32", "[1]", "[0,4]") + "}", 4, "the type \"f32\" is unknown"},
       {"{" + entry("a", "F32", "[-1]", "[0,4]") + "}", 4, "-1 is negative"},
-      {"{" + entry("a", "F32", "[1.5]", "[0,4]") + "}", 4, "1.5 is no whole number"},
-      {"{" + entry("a", "F32", "[1e2]", "[0,4]") + "}", 4, "1e2 is no whole number"},
-      {"{" + entry("a", "F32", "[99999999999999999999]", "[0,4]") + "}", 4, "is no whole number in range"},
+      {"{" + entry("a", "F32", "[1.5]", "[0,4]") + "}", 4, "1.5 is not a whole number"},
+      {"{" + entry("a", "F32", "[1e2]", "[0,4]") + "}", 4, "1e2 is not a whole number"},
+      {"{" + entry("a", "F32", "[99999999999999999999]", "[0,4]") + "}", 4, "is not a whole number in range"},
       {"{" + entry("a", "F32", "[9223372036854775808]", "[0,4]") + "}", 4, "9223372036854775808 is too large"},
       {"{" + entry("a", "F32", "[1]", "[0,4,4]") + "}", 4, "data_offsets has 3 numbers"},
       {"{" + entry("a", "F32", "[1]", "[]") + "}", 4, "data_offsets has 0 numbers"},
@@ -322,12 +322,12 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
       {R"({"weight_map":{"a":""}})", "not the name of a file in this folder"},
       {R"({"weight_map":{"a":"\u001b[2J\u009b1m"}})", "cannot read " + folder.path.string() + "/?[2J?1m: No such file"},
       {R"({"weight_map":{"a":"/\u001b[2J"}})", "would be in \"/?[2J\""},
-      {R"({"weight_map":{"a":"pipe"}})", "pipe: it is no file"},
+      {R"({"weight_map":{"a":"pipe"}})", "pipe: it is not a file"},
       {R"({"weight_map":{"a":1}})", "is not a string"},
       {R"({"weight_map":{}})", "is empty"},
       {R"({"weight_map":[]})", "no object \"weight_map\""},
-      {"[]", "no JSON object"},
-      {"{", "no JSON"},
+      {"[]", "not a JSON object"},
+      {"{", "not JSON"},
   };
   for (const auto& [index, says] : bad) {
     write(index);
@@ -356,9 +356,9 @@ TEST(Checkpoint, RefusesConfigs) {
   write_file(folder.path / "model.safetensors", {{"a", {1}, {3}}});
   const std::string deep = "{\"a\":" + std::string(100000, '[');
   const std::pair<std::string, const char*> bad[] = {
-      {"{", "no JSON"},
-      {"1", "no JSON object"},
-      {"[1]", "no JSON object"},
+      {"{", "not JSON"},
+      {"1", "not a JSON object"},
+      {"[1]", "not a JSON object"},
       {"{\"a\":[" + std::string(2'000'000, ' ') + repeated("0,", 1'000'000) + "0]}", "more than 1000000 values"},
       {"{\"a\":{" + repeated("\"b\":{},", 1000) + "\"c\":0}}", "\"b\" appears twice"},
       {repeated("{\"a\":", 65) + "0" + repeated("}", 65), "deeper than 64 levels"},
@@ -370,12 +370,12 @@ TEST(Checkpoint, RefusesConfigs) {
       {R"({"quantization_config":{"quant_method":"compressed-tensors"}})", "has no config_groups"},
       {R"({"quantization_config":{"quant_method":"compressed-tensors","config_groups":{"g":{"weights":[]}}}})",
        "g: \"weights\" is not an object"},
-      {std::string("{}\0x", 4), "no JSON (byte 3 is 0)"},
+      {std::string("{}\0x", 4), "not JSON (byte 3 is 0)"},
       {deep, "deeper than"},
-      {R"({"a":-NaN})", "no JSON (byte 7)"},
-      {R"({"a":1NaN})", "no JSON (byte 7)"},
-      {R"({"a":Infinity1})", "no JSON (byte 6)"},
-      {R"({NaN:1})", "no JSON (byte 2)"},
+      {R"({"a":-NaN})", "not JSON (byte 7)"},
+      {R"({"a":1NaN})", "not JSON (byte 7)"},
+      {R"({"a":Infinity1})", "not JSON (byte 6)"},
+      {R"({NaN:1})", "not JSON (byte 2)"},
       {R"({"quantization_config":{"quant_method":"gptq","bits":NaN}})", "\"bits\" is not an integer"},
       {R"({"model_type":1})", "\"model_type\" is not a string"},
       {R"({"quantization_config":1})", "\"quantization_config\" is not an object"},
@@ -406,7 +406,7 @@ TEST(Checkpoint, RefusesConfigs) {
   const auto file = folder.path / "config.json";
   std::filesystem::remove(file);
   ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
-  EXPECT_NE(error_of_open(folder.path).find("config.json: it is no file"), std::string::npos);
+  EXPECT_NE(error_of_open(folder.path).find("config.json: it is not a file"), std::string::npos);
   std::filesystem::remove(file);
   std::filesystem::create_symlink("none", file);
   EXPECT_NE(error_of_open(folder.path).find("config.json: No such file"), std::string::npos);

@@ -47,14 +47,17 @@ TEST(Quantize, RefusesPlaces) {
     options.overwrite = overwrite;
     EXPECT_ERROR(quantize_checkpoint(model.in, to, options), says);
   };
-  refuses(model.in, "it is what is read");
-  refuses(model.in / ".." / "in", "it is what is read");
-  refuses(model.in / "out", "inside of what is read");
+  refuses(model.in, "it is an input");
+  refuses(model.in / ".." / "in", "it is an input");
+  refuses(model.in / "out", "it is inside the input");
   refuses(model.folder.path / "none" / "out", "there is no folder");
-  refuses(model.folder.path / "out.safetensors", "that is a file's name, and what is read is a folder");
-  refuses(model.calibration, "it is a file, what is read is not");
+  refuses(model.folder.path / "out.safetensors", "that is a file's name, and the input is a folder");
+  EXPECT_ERROR(quantize_checkpoint(model.calibration, model.folder.path / "new" / "", {}),
+               "that is a folder's name, and the input is a file");
+  EXPECT_FALSE(std::filesystem::exists(model.folder.path / "new"));
+  refuses(model.calibration, "it is a file, the input is a folder");
   std::filesystem::create_directory(model.out);
-  refuses(model.out, "it is there already", false);
+  refuses(model.out, "it already exists", false);
   write_text(model.out / "thesis.txt", "years of work");
   refuses(model.out, "thesis.txt in it does not come from");
   EXPECT_EQ(read_all(model.out / "thesis.txt"), "years of work");
@@ -118,21 +121,21 @@ TEST(Quantize, RefusesAnOutThatHoldsWhatIsRead) {
   }
   std::filesystem::remove_all(model.out / "1_Pooling");
   std::filesystem::remove(model.out / "tokenizer.json");
-  refuses(links, " in it is read");
+  refuses(links, " in it is an input");
   // A link to a link, and a hard link.
   std::filesystem::create_symlink(links / "config.json", model.folder.path / "again");
   std::filesystem::remove(links / "model.safetensors");
   std::filesystem::create_hard_link(model.out / "model.safetensors", links / "model.safetensors");
-  refuses(links, " in it is read");
+  refuses(links, " in it is an input");
   std::filesystem::remove(links / "config.json");
   write_text(links / "config.json", "{}");
-  refuses(links, "model.safetensors in it is read");
+  refuses(links, "model.safetensors in it is an input");
   // The folder itself, by a link and from within.
   std::filesystem::create_directory_symlink(model.out, model.folder.path / "link");
-  refuses(model.folder.path / "link", "it is what is read");
+  refuses(model.folder.path / "link", "it is an input");
   std::filesystem::create_directory(model.out / "in");
   std::filesystem::copy(links, model.out / "in");
-  refuses(model.out / "in", "in in it is read");
+  refuses(model.out / "in", "in in it is an input");
   EXPECT_EQ(read_all(model.out / "model.safetensors"), before);
 }
 
@@ -144,11 +147,11 @@ TEST(Quantize, RefusesToReplaceTheCalibration) {
   options.activation = Activation::static_per_tensor;
   options.calibration = model.calibration;
   const std::string before = read_all(model.calibration);
-  EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", model.calibration, options), "it is what is read");
+  EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", model.calibration, options), "it is an input");
   // Under a name that could be one of IN's.
   std::filesystem::rename(model.calibration, model.out / "tokenizer.json");
   options.calibration = model.out / "tokenizer.json";
-  EXPECT_ERROR(quantize_checkpoint(model.in, model.out, options), "tokenizer.json in it is read");
+  EXPECT_ERROR(quantize_checkpoint(model.in, model.out, options), "tokenizer.json in it is an input");
   EXPECT_EQ(read_all(model.out / "tokenizer.json"), before);
 }
 

@@ -112,7 +112,7 @@ class PageTest(Case):
             (["quantize", "a", "b"], "--format"),
             (["quantize", "a", "b", "--format", "w3"], "w3"),
             (["quantize", "a", "b", "--format", "w4a16", "--group", "48"], "48"),
-            (["quantize", "a", "b", "--format", "w8a8", "--group", "16"], "a group of 16 is none of 32, 64, 128, 0"),
+            (["quantize", "a", "b", "--format", "w8a8", "--group", "16"], "--group: 16 not in {0,32,64,128}"),
             (["quantize", "a", "b", "--format", "w8a8", "--zero-points"], "zero points are for 4-bit weights alone"),
             (["quantize", "a", "b", "--format", "w4a8", "--method", "feedback"], "needs a calibration file"),
             (["quantize", "a", "b", "--format", "w8a16", "--zero-points"], "zero points are for 4-bit weights alone"),
@@ -157,6 +157,15 @@ class QuantizeTest(Case):
         self.good("compare", self.model, self.out, "--min-sqnr", worst)
         done = octile("compare", self.model, self.out, "--least-sqnr", worst + 1e-6)
         self.assertEqual((done.returncode, "worst layers" in done.stdout), (1, True))
+        self.assertEqual(done.stderr, f"octile: 2 linear layers: 1 below {worst:.2f} dB\n")
+
+    def test_one_layer_that_is_exact(self):
+        path, out = self.root / "a.safetensors", self.root / "b.safetensors"
+        write_safetensors(path, {"a.weight": ("F32", [1, 2], struct.pack("<2f", 127, -1))})
+        said = self.good("quantize", path, out, "--format", "w8a8")
+        self.assertIn("b.safetensors: 1 layer, ", said)
+        self.assertIn("min exact, median exact\n", said)
+        self.assertIn("1 linear layer, SQNR min exact, median exact\n", self.good("compare", path, out))
 
     def test_every_json_field_is_documented(self):
         block = "model.layers.0.self_attn."
@@ -225,7 +234,7 @@ class QuantizeTest(Case):
         arguments = ["quantize", self.model, self.out, "--format", "w8a8"]
         self.good(*arguments)
         before = (self.out / "model.safetensors").read_bytes()
-        self.bad(1, *arguments, says=["it is there already", "--force"])
+        self.bad(1, *arguments, says=["it already exists", "--force"])
         self.good(*arguments, "--force", "--threads", "2")
         self.assertEqual((self.out / "model.safetensors").read_bytes(), before)
         self.bad(1, "quantize", self.out, self.root / "twice", "--format", "w8a8", says=["is quantized already"])
@@ -438,6 +447,7 @@ class DamagedTest(Case):
         self.bad(1, "quantize", self.model, self.out, "--format", "w8a8", says=["nan at (0, 1)"])
         done = octile("compare", self.model, self.model)
         self.assertEqual((done.returncode, "NaN" in done.stdout), (1, True))
+        self.assertEqual(done.stderr, "octile: 1 linear layer: 1 not finite\n")
 
 
     def test_nothing_that_a_terminal_obeys_is_shown(self):

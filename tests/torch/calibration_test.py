@@ -205,7 +205,7 @@ KIND = {"format": "octile-calibration", "version": "1"}
         (
             {"a.input_channel_max": -torch.ones(4)},
             KIND,
-            '"a.input_channel_max" is -1 at channel 0, which is no maximum',
+            '"a.input_channel_max" is -1 at channel 0, which is not a maximum',
         ),
         ({"a.input_max": torch.ones(2)}, KIND, r'"a.input_max" is F32 \(2\), not F32 \(1\)'),
         ({"a.input_max": 2 * torch.ones(1)}, KIND, '"a.input_max" is 2, and the largest of input_channel_max 1'),
@@ -234,8 +234,8 @@ def test_no_safetensors_file(tmp_path):
         Calibration.load(tmp_path / "c")
     os.mkfifo(tmp_path / "pipe")
     for name, says in (
-        ("pipe", "it is no file"),
-        (".", "it is no file"),
+        ("pipe", "it is not a file"),
+        (".", "it is not a file"),
         ("none", "No such file"),
         ("x" * 300, "too long"),
     ):

@@ -9,7 +9,18 @@ import octile
 import pytest
 import safetensors.torch
 import torch
-from octile import W4A8, W4A16, W8A16, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_, save_checkpoint
+from octile import (
+    W4A8,
+    W4A16,
+    W8A16,
+    Int8Training,
+    W8A8Dynamic,
+    W8A8Static,
+    calibrate,
+    load_checkpoint_,
+    quantize_,
+    save_checkpoint,
+)
 from torch import nn
 
 
@@ -163,7 +174,7 @@ def test_int_quantized_of_four_bits(kind, symmetric, tmp_path):
         assert done[0] == 0, done
     tensors["block.0.weight_zero_point"][0] = 8
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
-    refused_by_both(tmp_path, "weight_zero_point has 8, which is no whole number within -8..7")
+    refused_by_both(tmp_path, "weight_zero_point has 8, which is not a whole number within -8..7")
 
 
 def test_others_refuse_what_they_would_misread(tmp_path):
@@ -633,8 +644,8 @@ def test_a_lone_file(tmp_path):
     assert other.block[0].group == 32
     for metadata, says in (
         (None, "x.safetensors: its metadata has no quantization_config"),
-        ({"quantization_config": "{"}, r"x.safetensors: quantization_config: no JSON \(byte 2\)"),
-        ({"quantization_config": "[]"}, "x.safetensors: quantization_config: no JSON object"),
+        ({"quantization_config": "{"}, r"x.safetensors: quantization_config: not JSON \(byte 2\)"),
+        ({"quantization_config": "[]"}, "x.safetensors: quantization_config: not a JSON object"),
         ({"quantization_config": "{}"}, 'x.safetensors: quantization_config has no "quant_method"'),
     ):
         safetensors.torch.save_file(tensors, path, metadata)
@@ -695,8 +706,8 @@ def test_files_that_are_none(tmp_path):
     config = (tmp_path / "config.json").read_bytes()
     deep = b'{"a":' + b"[" * 100_000
     for text, says in (
-        (b"{", "config.json: no JSON"), (b"[]", "no JSON object"), (deep, "deeper than 64 levels"),
-        (b'{"a": 1, "a": 2}', '"a" appears twice'), (b'{"a": "\xff"}', "no JSON"), (b'{"quantization_config": []}', "not an object"),
+        (b"{", "config.json: not JSON"), (b"[]", "not a JSON object"), (deep, "deeper than 64 levels"),
+        (b'{"a": 1, "a": 2}', '"a" appears twice'), (b'{"a": "\xff"}', "not JSON"), (b'{"quantization_config": []}', "not an object"),
         (b" " * 16_000_001, "more than 16000000 bytes of JSON"), (b'{"a": [' + b"0," * 1_000_001 + b"0]}", "more than 1000000 values"),
     ):  # fmt: skip
         (tmp_path / "config.json").write_bytes(text)
@@ -724,10 +735,10 @@ def test_files_that_are_no_files(tmp_path):
         content = path.read_bytes()
         path.unlink()
         os.mkfifo(path)
-        refused_by_both(tmp_path, f"cannot read .*{path.name}: it is no file")
+        refused_by_both(tmp_path, f"cannot read .*{path.name}: it is not a file")
         path.unlink()
         path.mkdir()
-        refused_by_both(tmp_path, f"cannot read .*{path.name}: it is no file")
+        refused_by_both(tmp_path, f"cannot read .*{path.name}: it is not a file")
         path.rmdir()
         path.write_bytes(content)
     assert config.read_bytes() == text
@@ -738,7 +749,7 @@ def test_files_that_are_no_files(tmp_path):
     (tmp_path / "folder").mkdir()
     for shard, says in (
         ("..", "which is not the name of a file in this folder"), (".", "not the name of a file"), ("", "not the name of a file"),
-        ("folder", "cannot read .*folder: it is no file"), ("pipe", "cannot read .*pipe: it is no file"),
+        ("folder", "cannot read .*folder: it is not a file"), ("pipe", "cannot read .*pipe: it is not a file"),
         ("x" * 300, "cannot read .*xxx.*: File name too long"), ("/etc/passwd", "not the name of a file"), ("a/../a.safetensors", "not the name of a file"),
         ("a\0b", "not the name of a file"), (7, "the file of .* is not a string"), (None, "is not a string"), ([], "is not a string"), ({}, "is not a string"),
     ):  # fmt: skip
@@ -747,7 +758,7 @@ def test_files_that_are_no_files(tmp_path):
     for text, says in (
         ("{}", 'there is no object "weight_map"'), ('{"weight_map": []}', 'no object "weight_map"'),
         ('{"weight_map": {}}', '"weight_map" is empty'), ('{"weight_map": {"a": "a", "a": "a"}}', '"a" appears twice'),
-        ("[" * 100_000, "no JSON object"), ('{"a":' * 100_000, "deeper than 64 levels"),
+        ("[" * 100_000, "not a JSON object"), ('{"a":' * 100_000, "deeper than 64 levels"),
     ):  # fmt: skip
         index.write_text(text)
         refused_by_both(tmp_path, says)
@@ -758,6 +769,10 @@ def test_files_that_are_no_files(tmp_path):
 def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match="the model has no quantized layer"):
         save_checkpoint(Model(), tmp_path)
+    model = Model()
+    quantize_(model, Int8Training())
+    with pytest.raises(ValueError, match="layers are for training, with float weights: .* for inference first"):
+        save_checkpoint(model, tmp_path)
     model = converted("dynamic")
     model.block[0] = converted("four").block[0]
     with pytest.raises(ValueError, match="layers of several kinds.*W4A16Linear.*W8A8Linear"):
