@@ -47,6 +47,16 @@ class InstallTest(unittest.TestCase):
     def test_find_package(self):
         configure_build_test(CONSUMER, self.scratch / "consumer", f"-DCMAKE_PREFIX_PATH={self.prefix}")
 
+    @unittest.skipIf("undefined" in FLAGS, "a C compiler does not link UBSan's runtime for C++")
+    def test_find_package_in_c_alone(self):
+        source = self.scratch / "in_c"
+        source.mkdir()
+        (source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES C)\nenable_testing()\n"
+            f"find_package(octile 0.1 CONFIG REQUIRED)\nadd_executable(in_c {CONSUMER}/main.c)\n"
+            "target_link_libraries(in_c PRIVATE octile::octile)\nadd_test(NAME in_c COMMAND in_c)\n")
+        configure_build_test(source, self.scratch / "in_c_build", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
     def test_find_package_refuses_another_version(self):
         source = self.scratch / "wants_9_9"
         source.mkdir()
@@ -158,6 +168,14 @@ class SubprojectTest(unittest.TestCase):
             configure_build_test(SOURCE / "tests" / "package" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
                                  f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}", "-DCMAKE_BUILD_TYPE=Release",
                                  "-DBUILD_SHARED_LIBS=ON")
+
+    def test_a_project_in_c_alone(self):
+        with tempfile.TemporaryDirectory(prefix="c-project-", dir=BUILD.parent) as name:
+            source = Path(name)
+            (source / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES C)\n"
+                                                   f"add_subdirectory({SOURCE} octile)\n")
+            with self.assertRaisesRegex(AssertionError, r"(?s)needs C\+\+.*LANGUAGES C CXX"):
+                run(CMAKE, "-S", source, "-B", source / "build", "-G", "Ninja")
 
 
 if __name__ == "__main__":
