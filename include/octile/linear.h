@@ -67,6 +67,7 @@ struct LinearPackArgs {
   Tensor packed = {};                  // (packed_weight_size()), u8
 };
 
+// octile/plan.h has what select, can_implement and run of every plan do.
 class OCTILE_API LinearPlan : public Plan {
  public:
   static LinearPlan select(const LinearDescription& description);

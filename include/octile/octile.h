@@ -235,12 +235,13 @@ typedef struct {
 OCTILE_API octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size);
 
 /* Scales and zero points, wherever they appear below: shape (1) for TENSOR, (rows) for ROW, (cols) for COLUMN,
- * (rows, cols / group) for GROUP. Zero points are int 32, absent when SYMMETRIC. */
+ * (rows, cols / group) for GROUP. Scales and multipliers are F32, or F64 for an F64 x. Zero points are int 32, absent
+ * when SYMMETRIC. x, y, up, residual, sum and the gradients have the description's x, q its q. */
 
 typedef struct {
   size_t struct_size;
   const octile_tensor* x;                /* (rows, cols) */
-  const octile_tensor* multiplier;       /* (cols) or (rows) */
+  const octile_tensor* multiplier;       /* (cols) for PER_COLUMN, (rows) for PER_ROW */
   const octile_tensor* given_scale;      /* with GIVEN: positive and finite */
   const octile_tensor* given_zero_point; /* with GIVEN and AFFINE */
   const octile_tensor* q;                /* out (rows, cols), unless TRANSPOSED */
@@ -345,7 +346,10 @@ OCTILE_API octile_status octile_fake_quantize_backward_run(const octile_plan* pl
                                                            const octile_fake_quantize_backward_args* args,
                                                            void* workspace, size_t workspace_size, void* stream);
 
-/* ---- The linear layer, Y = X * W^T + bias: octile/linear.h ---- */
+/* ---- The linear layer, Y = X * W^T + bias: octile/linear.h ----
+ *
+ * Here and for the experts below, scales and multipliers are F32, or F64 for an F64 y (gradients: for an F64 dy).
+ * Weights are int 8, or int 4 for S4_GROUP. */
 
 typedef struct {
   size_t struct_size;

@@ -29,12 +29,14 @@ typedef struct {
   int32_t threads;        /* maximum number of CPU threads; 0: all */
 } octile_calibrator_description;
 
+/* The caller destroys *calibrator. */
 OCTILE_API octile_status octile_calibrator_create(const octile_calibrator_description* description,
                                                   octile_calibrator** calibrator);
 /* NULL is fine. One calibrator is used by one thread at a time. */
 OCTILE_API void octile_calibrator_destroy(octile_calibrator* calibrator);
 /* x (rows, features): F16, BF16, F32 or F64. */
 OCTILE_API octile_status octile_calibrator_observe(octile_calibrator* calibrator, const octile_tensor* x);
+/* As if the rows of `other`, whose description is the same but for threads, had been observed here. */
 OCTILE_API octile_status octile_calibrator_merge(octile_calibrator* calibrator, const octile_calibrator* other);
 /* Rows seen, and the largest magnitude among them; 0 for NULL. */
 OCTILE_API int64_t octile_calibrator_rows(const octile_calibrator* calibrator);
@@ -43,7 +45,7 @@ OCTILE_API float octile_calibrator_max(const octile_calibrator* calibrator);
 OCTILE_API octile_status octile_calibrator_channel_max(const octile_calibrator* calibrator, const octile_tensor* out);
 /* out (2), F32: how likely and, in the mean square, how far one more row exceeds the maxima. */
 OCTILE_API octile_status octile_calibrator_excess(const octile_calibrator* calibrator, const octile_tensor* out);
-/* out (features, features), F32 or F64. */
+/* out (features, features), F32 or F64: H. UNSUPPORTED without second_moments in the description. */
 OCTILE_API octile_status octile_calibrator_second_moments(const octile_calibrator* calibrator,
                                                           const octile_tensor* out);
 
@@ -113,6 +115,7 @@ typedef struct {
   int32_t reserved; /* 0 */
 } octile_smoothing_search_result;
 
+/* Finds the alpha with the smallest error of the layer's output. */
 OCTILE_API octile_status octile_search_smoothing(const octile_smoothing_search_description* description,
                                                  const octile_smoothing_search_args* args,
                                                  octile_smoothing_search_result* result);
@@ -155,6 +158,7 @@ typedef struct {
   const octile_tensor* zero_point;     /* out (N, K / group), int 32 */
 } octile_weight_quantizer_args;
 
+/* Writes q, scale and, with zero points, zero_point. */
 OCTILE_API octile_status octile_quantize_weight(const octile_weight_quantizer_description* description,
                                                 const octile_weight_quantizer_args* args);
 

@@ -21,6 +21,14 @@ struct PrecisionGuarantee {
 // The common part of all plans: immutable, cheap to copy, safe to use from several threads at once. They compute
 // with rounding to nearest, subnormal numbers and masked exceptions, whatever the calling thread's floating-point
 // environment is, and restore that environment, including its sticky flags.
+//
+// Each kind of plan has three functions of its own:
+//   select         chooses the kernels for a description. Throws Error: invalid_argument for a description that no plan
+//                  accepts, unsupported if no kernel on this machine can do it
+//   can_implement  whether `run` would take these tensors, or why not
+//   run            writes the outputs; throws Error, and writes nothing, if can_implement says no or the workspace is
+//                  too small. Allocates nothing once the pool's threads run. On a GPU it enqueues the work on `stream` and
+//                  returns. An empty matrix is legal
 class OCTILE_API Plan {
  public:
   // Bytes of scratch that `run` needs, at any alignment; the same for every run of the plan.

@@ -121,11 +121,7 @@ struct FakeQuantizeBackwardArgs {
   Tensor dx = {};               // (rows, cols)
 };
 
-// One of the six plans, distinguished by its arguments.
-//   select         throws Error on a description that no plan accepts, or that no kernel here supports
-//   can_implement  whether `run` would take these tensors, or why not
-//   run            writes the outputs; throws Error, and writes nothing, if can_implement says no.
-//                  An empty matrix is legal and writes nothing
+// One of the six plans, distinguished by its arguments. octile/plan.h has what the functions of every plan do.
 template <class Args>
 class OCTILE_API QuantizerPlan : public Plan {
  public:

@@ -51,7 +51,8 @@ class OCTILE_API Calibrator {
 
   // (rows, features), f16, bf16, f32 or f64.
   void observe(const ConstTensor& x);
-  // As if `other`'s rows had been observed here; H is the sum of both.
+  // As if `other`'s rows had been observed here; H is the sum of both. The two have the same description, threads
+  // apart, or it throws.
   void merge(const Calibrator& other);
 
   std::int64_t features() const;
@@ -60,7 +61,7 @@ class OCTILE_API Calibrator {
   std::vector<float> channel_max() const;
   void channel_max(const Tensor& out) const;  // to (features), f32
   void excess(const Tensor& out) const;       // to (2), f32
-  // Writes H to (features, features), f32 or f64.
+  // Writes H to (features, features), f32 or f64. Throws without second_moments in the description.
   void second_moments(const Tensor& h) const;
 
  private:
