@@ -34,6 +34,12 @@ TINY = {"width": 64, "layers": 2, "heads": 4, "length": 64, "batch": 8, "steps":
 TINY |= {"validate_every": 0, "validation_windows": 16, "rate": 3e-3}
 
 
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     d = training.Settings()
@@ -41,17 +47,17 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--modes", nargs="+", choices=training.MODES, default=list(training.MODES)[:4], help="kinds of layers"
     )
     p.add_argument("--architecture", choices=model.ARCHITECTURES, help="of the blocks (gpt)")
-    p.add_argument("--seeds", type=int, default=1, help="how many")
+    p.add_argument("--seeds", type=positive, default=1, help="how many")
     p.add_argument("--first-seed", type=int, default=0)
     p.add_argument("--data", nargs="+", default=[], help="files or folders of text instead of Python's sources")
-    p.add_argument("--data-bytes", type=int, default=64_000_000, help="at most so many bytes of it")
-    p.add_argument("--width", type=int, help=f"d_model ({d.width})")
-    p.add_argument("--layers", type=int, help=f"blocks ({d.layers})")
-    p.add_argument("--heads", type=int, help="of attention (width / 64, from a width of 2048 on width / 128)")
-    p.add_argument("--length", type=int, help=f"bytes of a sequence ({d.length})")
-    p.add_argument("--batch", type=int, help=f"sequences ({d.batch})")
-    p.add_argument("--accumulate", type=int, help="micro-batches of an optimizer step (1)")
-    p.add_argument("--steps", type=int, help=f"optimizer steps ({d.steps})")
+    p.add_argument("--data-bytes", type=positive, default=64_000_000, help="at most so many bytes of it")
+    p.add_argument("--width", type=positive, help=f"d_model ({d.width})")
+    p.add_argument("--layers", type=positive, help=f"blocks ({d.layers})")
+    p.add_argument("--heads", type=positive, help="of attention (width / 64, from a width of 2048 on width / 128)")
+    p.add_argument("--length", type=positive, help=f"bytes of a sequence ({d.length})")
+    p.add_argument("--batch", type=positive, help=f"sequences ({d.batch})")
+    p.add_argument("--accumulate", type=positive, help="micro-batches of an optimizer step (1)")
+    p.add_argument("--steps", type=positive, help=f"optimizer steps ({d.steps})")
     p.add_argument("--rate", type=float, help=f"highest learning rate ({d.rate})")
     p.add_argument("--warm-steps", type=int, help=f"steps until it is reached ({d.warm_steps})")
     p.add_argument("--no-bias", dest="bias", action="store_false", default=None, help="linear layers without biases")
@@ -65,18 +71,18 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--compile-mode", help="torch.compile's mode (default)")
     p.add_argument("--graph", action="store_true", default=None, help="capture a step in a CUDA graph")
     p.add_argument("--deterministic", action="store_true", default=None, help="the same bits each time, slower")
-    p.add_argument("--told-every", type=int, help=f"steps between readings ({d.told_every})")
+    p.add_argument("--told-every", type=positive, help=f"steps between readings ({d.told_every})")
     p.add_argument("--validate-every", type=int, help=f"steps; 0: at the end alone ({d.validate_every})")
-    p.add_argument("--validation-windows", type=int, help=f"sequences ({d.validation_windows})")
+    p.add_argument("--validation-windows", type=positive, help=f"sequences ({d.validation_windows})")
     p.add_argument("--profile", action="store_true", default=None, help="a table of where the time of a step goes")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--gpus", type=int, help="use at most so many (all that are visible)")
+    p.add_argument("--gpus", type=positive, help="use at most so many (all that are visible)")
     p.add_argument(
         "--parallel",
         choices=["none", "fsdp", "tp", "2d"],
         help="every kind on all GPUs, or on --gpus processes: FSDP2, tensor parallelism, or both",
     )
-    p.add_argument("--split", type=int, help="with --parallel 2d: GPUs that share a layer (2)")
+    p.add_argument("--split", type=positive, help="with --parallel 2d: GPUs that share a layer (2)")
     p.add_argument("--exact", action="store_true", default=None, help="with tp and 2d: integers are summed over GPUs")
     p.add_argument("--tiny", action="store_true", help="a model for trying this out")
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/training"), help="folder of the results")

@@ -208,6 +208,13 @@ def test_refusals(given, words, monkeypatch):
         train_gpt.main()
 
 
+@pytest.mark.parametrize("option", ["--seeds", "--steps", "--batch", "--length", "--heads", "--split"])
+def test_sizes_are_positive(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        train_gpt.arguments([option, "0"])
+    assert f"argument {option}: 0 is not positive" in capsys.readouterr().err
+
+
 # ---- Text ----
 
 
