@@ -64,7 +64,8 @@ void require_row(const std::string& kernel, const Options& options) {
     if (name(info.device) == options.device) return;
   }
   if (!known) {
-    throw CLI::ValidationError("--kernel", kernel + " is no row of the kernel table, and no arch (see octile info)");
+    throw CLI::ValidationError("--kernel",
+                               kernel + " is neither a row of the kernel table nor an arch (see octile info)");
   }
   throw CLI::ValidationError("--device", message("no row ", kernel, " runs on ", options.device, " (see octile info)"));
 }
@@ -188,7 +189,7 @@ void add_check(CLI::App& app) {
       "--no-graph", [options] { options->sweep.graphs = false; }, "cuda: do not repeat the cases as graphs");
   check->add_flag("--own-allocations", options->sweep.own_allocations,
                   "cuda: allocate each tensor separately, at its exact size");
-  check->add_option("--form", options->sweep.form, "cuda: use each row's kernel with this number, if it has one")
+  check->add_option("--form", options->sweep.form, "cuda: use this variant of each kernel that has variants")
       ->check(CLI::Range(0, 99));
   check->add_flag("--digest", options->sweep.digest,
                   "Print a digest of each row's outputs, to compare builds and machines");

@@ -35,7 +35,8 @@ coloured.
 
 Files are written completely or not at all, and an interrupted command leaves nothing behind. A
 file that is replaced keeps its permissions; if it is a symbolic link, its target is replaced. A
-page may go to a pipe or a character device (/dev/stdout), which is written into.
+page replaces another page, but no other file; it may go to a pipe or a character device
+(/dev/stdout), which is written into.
 
 Exit status:
   0  success
@@ -121,7 +122,7 @@ int run(int argc, char** argv) {
     const std::vector<std::string> rest = app.remaining(true);
     const std::string unknown = rest.empty() ? "" : rest.front();
     if (unknown.empty()) return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
-    return report(unknown + " is no command or option of " + page(app) + " (see " + page(app) + " --help)", kUsage);
+    return report(unknown + " is not a command or option of " + page(app) + " (see " + page(app) + " --help)", kUsage);
   } catch (const CLI::ExtrasError&) {  // which names them in reverse
     const std::vector<std::string> rest = app.remaining(true);
     return report("not expected: " + CLI::detail::join(rest, " ") + " (see " + page(app) + " --help)", kUsage);

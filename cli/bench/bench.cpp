@@ -34,8 +34,8 @@ Columns:
             rest the bytes read and written, each operand once
   of peak   the share of this machine's peak, measured in the same run: in int8, f32 or
             bf16 arithmetic, or in memory bandwidth (mem), whichever is the tighter limit
-  baseline  the time of another program that runs in turns with ours: openblas_sgemm does
-            the product in f32, memcpy reads and writes as many bytes
+  baseline  the time of another program that alternates with ours: openblas_sgemm does the
+            product in f32, memcpy reads and writes as many bytes
   ratio     the baseline's time over ours: above 1 ours is faster
   host      on a GPU, instead of the last two: how long the call of run() takes, which
             only enqueues
@@ -134,8 +134,10 @@ std::vector<Benchmark> selected(const Options& options) {
                                                ", nor has that arch; octile info shows them");
   }
   if (benchmarks.empty() && !options.filter.empty()) {
-    throw CLI::ValidationError("--filter",
-                               options.filter + " is part of no benchmark's name; octile bench --list shows them");
+    const std::string among = options.dtype == "f32" ? "" : " with --dtype " + options.dtype;
+    throw CLI::ValidationError("--filter", options.filter + " is part of no benchmark's name" + among +
+                                               "; octile bench --list" + (among.empty() ? "" : " with it") +
+                                               " shows them");
   }
   if (benchmarks.empty() && on_gpu(options)) throw std::runtime_error("no kernel of the table can run on this GPU");
   if (benchmarks.empty())

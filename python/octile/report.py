@@ -53,7 +53,8 @@ class Report:
         return sum(matrix.share for matrix in self.matrices if matrix.quantized)
 
     def __str__(self):
-        lines = [f"{self.config}: {len(self.converted)} layers converted, {len(self.skipped)} left as they were"]
+        layers = "layer" if len(self.converted) == 1 else "layers"
+        lines = [f"{self.config}: {len(self.converted)} {layers} converted, {len(self.skipped)} left as they were"]
         if self.bytes_before != self.bytes_after:
             divisor, unit = (1e6, "MB") if self.bytes_before >= 1e6 else (1e3, "kB")
             lines.append(
@@ -140,4 +141,4 @@ def _no_layer(module, name):
         return "a bias of experts, which is added in float"
     if "expert" in f"{type(module).__name__}.{name}".lower():
         return f"experts in one tensor, which {type(module).__name__} multiplies itself: no layer to convert"
-    return f"{type(module).__name__}, which is no linear layer, uses it itself"
+    return f"{type(module).__name__}, which is not a linear layer, uses it itself"

@@ -283,7 +283,7 @@ def _parameters(file, name):
         raise ValueError(f"octile: there is no struct {name} in {file}")
     call = re.search(r"\boperator\s*\(\s*\)\s*\(", text[start.end() :])
     if call is None:
-        raise ValueError(f"octile: {name} in {file} has no operator(), so it is no kernel")
+        raise ValueError(f"octile: {name} in {file} has no operator(), so it is not a kernel")
     parts, depth = [""], 1
     for letter in text[start.end() + call.end() :]:
         depth += (letter in "(<{[") - (letter in ")>}]")

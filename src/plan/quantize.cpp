@@ -67,7 +67,8 @@ void check_norm(std::string_view function, const QuantizeProblem& p) {
     if (p.residual) fail(Status::invalid_argument, function, ": residual without a norm");
     return;
   }
-  if (p.gated) fail(Status::invalid_argument, function, ": gated with ", name(p.prologue), ", which is no activation");
+  if (p.gated)
+    fail(Status::invalid_argument, function, ": gated with ", name(p.prologue), ", which is not an activation");
   const auto epsilon = static_cast<float>(p.epsilon);
   if (!(epsilon >= 0 && std::isfinite(epsilon))) {
     fail(Status::invalid_argument, function, ": epsilon = ", p.epsilon, ": expected at least 0 and finite in f32");

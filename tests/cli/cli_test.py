@@ -143,7 +143,7 @@ class ManualTest(Case):
 class MistakeTest(Case):
     def test_no_command(self):
         self.assertEqual(self.bad(2, says=["octile --help"]).stdout, "")
-        self.bad(2, "lst", says=["lst is no command or option of octile"])
+        self.bad(2, "lst", says=["lst is not a command or option of octile"])
 
     def test_unknown_command(self):
         self.bad(2, "benchmark", says=["benchmark", "octile --help"])

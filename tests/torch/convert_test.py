@@ -57,6 +57,7 @@ def test_kinds(config, kind, limit, device):
         assert error(model(x), exact) < limit
     assert report.converted == ["0", "2"] and report.skipped == {}
     assert str(report).splitlines()[0] == f"{config}: 2 layers converted, 0 left as they were"
+    assert ": 1 layer converted, " in str(quantize_(nn.Sequential(nn.Linear(64, 64)), config))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

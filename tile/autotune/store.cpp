@@ -52,7 +52,7 @@ Choices read(const fs::path& path, const std::string& device) {
     return found;
   };
   const auto bad = [&](std::string_view found) {
-    refuse(path, "has in line " + std::to_string(number) + " " + in_quotes(found) + ", which is no choice");
+    refuse(path, "has in line " + std::to_string(number) + " " + in_quotes(found) + ", which is not a choice");
   };
   if (const auto first = line(); first != kTitle) {
     refuse(path, "is none: its first line is " + in_quotes(first) + ", not \"" + std::string(kTitle) + '"');

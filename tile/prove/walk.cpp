@@ -298,7 +298,7 @@ Term Walk::opaque(const std::array<int, 3>& sides, std::int64_t low, std::int64_
 Term computed(Space& space, Operator op, const Term& a, const Term& b) {
   const auto power = [](const Term& count) {
     if (!count.is_constant() || count.constant() < 0 || count.constant() > 31) {
-      throw NotDecided("a shift of an index by what is no number from 0 to 31");
+      throw NotDecided("a shift of an index by what is not a number from 0 to 31");
     }
     return std::int64_t{1} << count.constant();
   };

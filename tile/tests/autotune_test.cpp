@@ -134,7 +134,7 @@ TEST_F(AutotuneTest, FilesThatAreRefused) {
   has(changed("end 1", "end 2"), "has \"end 2\" after 1 choices");
   has(changed("end 1\n", ""), "is cut off");
   has(changed("end 1\n", "end 1\nmore\n"), "goes on after its end");
-  has(changed(" : ", " "), "which is no choice");
+  has(changed(" : ", " "), "which is not a choice");
   has(refusal(with("")), "has no line");
   has(refusal(with(good.substr(0, good.find("device")) + "device " + std::string(1 << 23, 'x'))), "is larger than");
   has(refusal(folder_.string()), "is not a regular file");
@@ -142,7 +142,7 @@ TEST_F(AutotuneTest, FilesThatAreRefused) {
     const std::size_t line = good.find("cpu"), start = good.find('\n', line) + 1;
     std::string text = good;
     text.replace(start, text.find(' ', start) - start, seconds);
-    has(refusal(with(text)), "which is no choice");
+    has(refusal(with(text)), "which is not a choice");
   }
   // A refused file is not changed, and once repaired it is read.
   const std::string damaged = with(good.substr(0, good.size() - 3));

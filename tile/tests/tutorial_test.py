@@ -52,7 +52,7 @@ class Step:
     file: str
     starter: str  # of the puzzle; empty for a program of the page itself
     kernel: str
-    launch: str = ""  # the code that runs it, if it is no puzzle's
+    launch: str = ""  # the code that runs it, if it is not a puzzle's
     page: pathlib.Path | None = None
     output: re.Match | None = None  # the block of the page
     check: bool = False  # by octile puzzles check
