@@ -21,8 +21,14 @@ _PACKED = tuple(IN_WORDS.values())  # pack-quantized; the others are int-quantiz
 _LAYERS = (W8A8Linear, W8A8StaticLinear, *_PACKED)
 
 
-def save_checkpoint(model, folder, *, force=False):
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def save_checkpoint(model, folder, *, force=False, max_shard_size=None):
     """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
+
+    With max_shard_size, bytes or a text such as "5GB", a larger model becomes several files, model-00001-of-00002.safetensors
+    and so on, with a model.safetensors.index.json; only a tensor larger than that makes a larger file. It needs huggingface_hub.
 
     config.json is that of model.config, if there is one, with a quantization_config; a model of Transformers that
     generates gets a generation_config.json too. The tensors have the names that Transformers gives them in files, which
@@ -31,8 +37,8 @@ def save_checkpoint(model, folder, *, force=False):
     a Conv1D, and experts that Transformers does not read one by one (gpt-oss, GraniteMoE) cannot be expressed in
     compressed-tensors. `format` is then "octile": compressed-tensors and Transformers refuse it, load_checkpoint_()
     reads it, and a UserWarning names the layers. Raises ValueError for a model with no quantized layer or several kinds
-    of them, and FileExistsError if one of the files exists already, or a shard of a model in several files, unless
-    `force`, which removes shards.
+    of them, and FileExistsError if one of the files exists already, or another file of weights of a checkpoint, unless
+    `force`, which removes the latter.
     """
     folder = pathlib.Path(folder)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -89,19 +95,38 @@ def save_checkpoint(model, folder, *, force=False):
         )
     texts = {"config.json": json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"}
     texts |= _generation_config(model)
+    tensors = {names[name]: t for name, t in tensors.items()}
+    files, index = _files(tensors, max_shard_size)
+    texts |= {_INDEX: index} if index else {}
     folder.mkdir(parents=True, exist_ok=True)
-    index = folder / "model.safetensors.index.json"
-    stale = [path for path in folder.glob("model-*.safetensors") if re.fullmatch(r"model-\d{5}-of-\d{5}", path.stem)]
-    for path in (folder / "model.safetensors", *(folder / name for name in texts), index, *stale):
+    old = [path for path in folder.glob("model-*.safetensors") if re.fullmatch(r"model-\d{5}-of-\d{5}", path.stem)]
+    old += [folder / _FILE, folder / _INDEX]
+    for path in (*(folder / name for name in (*files, *texts)), *old):
         if path.exists() and not force:
             raise FileExistsError(f"octile: {path} already exists; force=True overwrites it")
-    with contextlib.ExitStack() as files:  # all are complete before the first takes its place
+    with contextlib.ExitStack() as stack:  # all are complete before the first takes its place
         for name, text in texts.items():
-            files.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
-        file = files.enter_context(replacing(folder / "model.safetensors"))
-        save_safetensors({names[name]: t for name, t in tensors.items()}, file, {"format": "pt"})
-    for path in (index, *stale):  # of a model in several files: they would be read before ours, or with it
-        path.unlink(missing_ok=True)
+            stack.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
+        for name, held in files.items():
+            file = stack.enter_context(replacing(folder / name))
+            save_safetensors({tensor: tensors[tensor] for tensor in held}, file, {"format": "pt"})
+    for path in old:  # they would be read before ours, or with it
+        if path.name not in files and path.name not in texts:
+            path.unlink(missing_ok=True)
+
+
+def _files(tensors, max_shard_size):
+    """File names, each with the names of its tensors, and the text of the index if there are several."""
+    if max_shard_size is None:
+        return {_FILE: list(tensors)}, None
+    if isinstance(max_shard_size, int) and max_shard_size <= 0:
+        raise ValueError(f"octile: max_shard_size is {max_shard_size}; it is a number of bytes above 0, or a text: 5GB")
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    found = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
+    index = {"metadata": found.metadata, "weight_map": found.tensor_to_filename}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    return found.filename_to_tensors, text if found.is_sharded else None
 
 
 def _model_config(model):

@@ -27,15 +27,17 @@ def install():
         # With adapters of Transformers' own, those alone are saved.
         if not quantized or getattr(self, "_hf_peft_config_loaded", False):
             return plain(self, save_directory, *arguments, **keywords)
-        given = inspect.signature(plain).bind(self, save_directory, *arguments, **keywords).arguments
+        bound = inspect.signature(plain).bind(self, save_directory, *arguments, **keywords)
+        bound.apply_defaults()
+        given = bound.arguments
         unknown = [n for n in ("state_dict", "push_to_hub", "variant", "distributed_checkpoint") if given.get(n)]
         if unknown:
             raise ValueError(
                 f"octile: save_pretrained() of a quantized model cannot take {', '.join(unknown)}: "
                 "octile.save_checkpoint(model, folder) writes the folder, huggingface_hub uploads one"
             )
-        if given.get("is_main_process", True):
-            save_checkpoint(self, save_directory, force=True)
+        if given["is_main_process"]:
+            save_checkpoint(self, save_directory, force=True, max_shard_size=given["max_shard_size"])
         return None
 
     save_pretrained.octile = True

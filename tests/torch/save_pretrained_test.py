@@ -140,6 +140,31 @@ def test_files_of_the_model_before(tmp_path):
     assert {path.name for path in tmp_path.glob("*.safetensors")} == {"model.safetensors", "model-card.safetensors"}
 
 
+@pytest.mark.parametrize("how", [the_base, four_bits])
+def test_shards(how, tmp_path):
+    model = how(llama())
+    y = logits(model)
+    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = {path.name: path.stat().st_size for path in tmp_path.glob("*.safetensors")}
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(shards) > 1 and "model.safetensors" not in shards and {*index["weight_map"].values()} == {*shards}
+    assert max(shards.values()) < 30_000  # a table of 96 x 64 floats alone has 24,576
+    assert torch.equal(logits(load_checkpoint_(llama(), tmp_path)), y)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (logits(loaded) - y).norm() / y.norm() < 0.03
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for size, says in (("20 apples", "20 apples"), (-1, "max_shard_size is -1")):
+        with pytest.raises(ValueError, match=says):
+            model.save_pretrained(tmp_path, max_shard_size=size)
+    with pytest.raises(FileExistsError, match="model-0000"):
+        octile.save_checkpoint(model, tmp_path, max_shard_size=20_000)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    octile.save_checkpoint(model, tmp_path, force=True, max_shard_size=40_000)
+    fewer = {path.name for path in tmp_path.glob("*.safetensors")}
+    assert 1 < len(fewer) < len(shards) and torch.equal(logits(load_checkpoint_(llama(), tmp_path)), y)
+
+
 def test_an_error_leaves_the_files_of_the_model_before(tmp_path):
     llama().save_pretrained(tmp_path, max_shard_size="20KB")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
