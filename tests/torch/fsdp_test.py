@@ -587,6 +587,31 @@ def test_graph_of_a_step(backward, gpu_mesh):
     assert_same({n: p.full_tensor() for n, p in model.named_parameters()}, dict(plain.named_parameters()))
 
 
+@pytest.mark.parametrize("what", ["writes", "gathers"])
+def test_after_a_capture_each_forward_quantizes(what, mesh, monkeypatch):
+    """As on a GPU, where replays write weights and no version counter moves."""
+    x, dy = inputs()
+    whole, model = Net(), prepared(Net(), mesh)
+    model(x)
+    with monkeypatch.context() as capture:
+        capture.setattr(fsdp, "_capturing", lambda tensor: True)
+        if what == "gathers":
+            model(x).backward(dy)
+        else:
+            with torch.no_grad():
+                model.up.weight.mul_(1), model.down.weight.mul_(1)
+    model.zero_grad()
+    for _ in range(2):
+        for name in ("up", "down"):
+            getattr(model, name).weight.to_local()._values.numpy()[:] *= -1.5
+            getattr(whole, name).weight.data.mul_(-1.5)
+        y, expected = model(x), whole(x)
+        assert torch.equal(y, expected)
+        y.backward(dy)
+        expected.backward(dy)
+    assert torch.equal(model.up.weight.grad.full_tensor(), whole.up.weight.grad)
+
+
 def test_graph_that_only_writes(gpu_mesh):
     x, _ = (t.cuda() for t in inputs())
     plain, model = Net().cuda(), prepared(Net().cuda(), gpu_mesh)
