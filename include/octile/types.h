@@ -1,6 +1,10 @@
 // Octile: element types, devices and the options that descriptions consist of.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "Octile's C++ headers need C++20, as with -std=c++20; octile/octile.h is for C, and for older C++"
+#endif
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>

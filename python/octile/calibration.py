@@ -310,7 +310,10 @@ def replacing(path):
             raise OSError(f"octile: cannot write {path}: it is not a regular file")
         path, mode = path.resolve(), stat.S_IMODE(status.st_mode) & 0o777
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)
+    try:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)
+    except OSError as error:
+        raise type(error)(error.errno, f"octile: cannot write {path}: {error.strerror}") from None
     try:
         if mode is not None:
             os.fchmod(file, mode)  # whatever the umask

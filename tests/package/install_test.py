@@ -110,6 +110,14 @@ class InstallTest(unittest.TestCase):
             self.assertEqual(sorted(path.name for path in (installed / "tile").iterdir()), headers)
         self.assertTrue(list(self.prefix.glob("share/doc/octile/LICENSE")))
 
+    def test_headers_say_that_they_need_cxx20(self):
+        source = self.scratch / "old.cpp"
+        source.write_text('#include "octile/octile.hpp"\n')
+        with self.assertRaisesRegex(AssertionError, r"need C\+\+20, as with -std=c\+\+20"):
+            run(CXX, "-std=c++17", "-fsyntax-only", "-I", self.prefix / "include", source)
+        source.write_text('#include "octile/octile.h"\n')
+        run(CXX, "-std=c++17", "-fsyntax-only", "-I", self.prefix / "include", source)
+
     def test_documents_that_others_name_are_there(self):
         documents = self.prefix / "share" / "doc" / "octile"
         pages = [*documents.rglob("*.md")]

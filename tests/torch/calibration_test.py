@@ -312,6 +312,11 @@ def test_only_regular_files_are_replaced(tmp_path):
     assert len(list(tmp_path.iterdir())) == 6
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"octile: cannot write {tmp_path}/no/c: No such file or directory"):
+        Calibration({"a": InputStatistics(torch.ones(4), 3)}).save(tmp_path / "no" / "c")
+
+
 def test_a_full_disk(tmp_path):
     """As far as this process can tell."""
     path = tmp_path / "c"
