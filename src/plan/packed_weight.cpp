@@ -115,7 +115,7 @@ PackedLayout packed_layout(const GemmProblem& p) {
   PackedLayout at;
   at.panels = (p.n + kPanelChannels - 1) / kPanelChannels;
   const std::int64_t group = p.grouped() ? p.b.group : p.k;
-  at.groups = p.grouped() ? p.k / p.b.group : 1;
+  at.groups = p.grouped() ? p.k / p.b.group : std::min<std::int64_t>(p.k, 1);
   at.group_depth = s4                                       ? round_up(group, kS4Depth)
                    : group == kS8Depth / 2 && at.groups > 1 ? group
                                                             : round_up(group, kS8Depth);

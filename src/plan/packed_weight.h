@@ -25,7 +25,7 @@ inline constexpr std::int64_t kS8Depth = 64;  // the terms of a channel or group
 inline constexpr std::int64_t kS4Depth = 8;   // of it, but for groups of 32; those of a group of an s4 panel
 
 // Offsets. Sections begin at multiples of 64 bytes; padding is 0 (s4: the nibble of 0). Per channel and per tensor
-// there is one group, the whole row.
+// there is one group, the whole row. Without terms there are no groups, and nothing is packed.
 //   s8  values [panel][group][depth / 4][16][4] s8
 //       sums [panel][group][16] s32, of the group's values       scales [panel][group][16] f32 or f64
 //   s4  values [panel][group][depth / 8][16][4] u8: byte b has term b in its low nibble, term 4 + b in its high one,

@@ -236,6 +236,22 @@ TEST(PackedWeight, DependsOnNothingButTheWeight) {
   }
 }
 
+// Of every format, and for every activation, which is no part of the form.
+TEST(PackedWeight, OfNoTermsIsEmpty) {
+  for (const WeightFormat weight :
+       {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat::s8_group, WeightFormat::s4_group}) {
+    for (const Activation activation : {Activation::none, Activation::dynamic_per_token}) {
+      Layer layer(
+          {.m = 5, .n = 35, .k = 0, .activation = activation, .weight = weight, .packed_weight = true, .bias = true},
+          Random(13));
+      const LinearPlan plan = LinearPlan::select(layer.d);
+      EXPECT_EQ(plan.packed_weight_size(), 0u) << name(weight) << ", " << name(activation);
+      run(plan, layer.packed_args(nullptr, 0));
+      for (std::size_t i = 0; i < layer.y.size(); ++i) EXPECT_EQ(layer.y[i], layer.bias[i % 35]);
+    }
+  }
+}
+
 TEST(PackedWeight, InOutIsPackedToTheSameBytes) {
   Layer layer(s8_layer(), Random(4));
   const Buffer packed = packed_by(LinearPlan::select(layer.d), layer);
