@@ -35,6 +35,8 @@ struct View {
   std::size_t rank = 0;
   std::array<std::int64_t, kMaxRank> shape = {}, strides = {};
   std::uintptr_t begin = 0, end = 0;  // the bytes that it spans
+
+  bool empty() const { return begin == end; }  // its strides then say nothing
 };
 
 void write(std::ostream& out, const std::array<std::int64_t, kMaxRank>& values, std::size_t rank) {
@@ -101,7 +103,7 @@ class Tensors {
       fail_with(name, view, wanted);
     }
     const std::size_t last = view.rank - 1;
-    if (is_float(view.dtype) && view.shape[last] > 1 && view.strides[last] != 1) {
+    if (is_float(view.dtype) && !view.empty() && view.shape[last] > 1 && view.strides[last] != 1) {
       fail(Status::shape_mismatch, function_, ": ", name, " is ", view, ", not contiguous along its last dimension");
     }
   }
@@ -146,7 +148,7 @@ OneQuery checked(std::string_view function, const octile_attend_one_query_args* 
   tensors.expect("value", value, cache);
   View out{query.dtype, {}, 3, query.shape};
   tensors.expect("y", y, out);
-  if (heads > 0 && ((heads > 1 && y.strides[1] != size) || (batch > 1 && y.strides[0] != heads * size))) {
+  if (!y.empty() && ((heads > 1 && y.strides[1] != size) || (batch > 1 && y.strides[0] != heads * size))) {
     fail(Status::shape_mismatch, function, ": y is ", y, ", expected a compact one");
   }
   check_device(function, query.device);
@@ -162,7 +164,7 @@ OneQuery checked(std::string_view function, const octile_attend_one_query_args* 
     o.mask_position_stride = mask.strides[1];
   }
   for (const auto& [name, view] : {std::pair{"query", query}, {"key", key}, {"value", value}, {"mask", mask}}) {
-    if (y.begin == y.end || y.begin >= view.end || view.begin >= y.end) continue;
+    if (y.empty() || y.begin >= view.end || view.begin >= y.end) continue;
     fail(Status::invalid_argument, function, ": y at ", reinterpret_cast<const void*>(y.begin), ", ", y, ", overlaps ",
          name, " at ", reinterpret_cast<const void*>(view.begin), ", ", view,
          "; see docs/how-to/errors.md#two-tensors-overlap");

@@ -210,6 +210,17 @@ TYPED_TEST(Attention, HasTheSameBitsOnAnyThreadsAndAlone) {
   }
 }
 
+// The strides of what is empty say nothing: array libraries give it any.
+TYPED_TEST(Attention, OfNothingHasAnyStrides) {
+  Problem<TypeParam> no_positions({2, 2, 3, 0, 20}, Shown::all), no_batch({0, 2, 3, 5, 20}, Shown::all);
+  std::fill(std::begin(no_positions.cache_strides), std::end(no_positions.cache_strides), 0);
+  for (const TypeParam v : no_positions.run()) EXPECT_EQ(static_cast<float>(v), 0.0f);
+  std::fill(std::begin(no_batch.cache_strides), std::end(no_batch.cache_strides), 0);
+  std::fill(std::begin(no_batch.query_strides), std::end(no_batch.query_strides), 0);
+  no_batch.tensors[4].strides = no_batch.query_strides;
+  no_batch.run();
+}
+
 // Scores so far apart that most weights are 0, and so large that their exp would overflow.
 TYPED_TEST(Attention, OfLargeScores) {
   Problem<TypeParam> p({1, 1, 2, 200, 64});

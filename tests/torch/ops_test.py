@@ -812,6 +812,11 @@ def test_attention_of_one_query(dtype):
         want = torch.nn.functional.scaled_dot_product_attention(*wide, mask, scale=scale).transpose(1, 2)
         y = ops.attend_one_query(query, key, value, mask, scale)
         assert torch.allclose(y.double(), want, rtol=2**-8, atol=2**-8 if dtype is torch.bfloat16 else 1e-6)
+    nothing = torch.empty(0).to(dtype)
+    for batch, positions in (2, 0), (0, 9):  # whatever the strides of what is empty
+        queries, cache = (nothing.as_strided(shape, (0,) * 4) for shape in ((0, 6, 1, 20), (batch, 2, positions, 20)))
+        y = ops.attend_one_query(query if batch else queries, cache, cache, None, None)
+        assert torch.equal(y, torch.zeros(batch, 1, 6, 20, dtype=dtype))
     for mask, why in [
         (visible[..., :7], r"mask is u8 \(2, 7\)"),
         (visible.expand(2, 1, 3, 9), r"mask is \(2, 1, 3, 9\), expected \(batch or 1, 1, 1, positions\)"),
