@@ -1,8 +1,10 @@
 // Error texts: everything that was wrong, with its values.
 #pragma once
 
+#include <charconv>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "octile/error.h"
 #include "octile/tensor.h"
@@ -27,10 +29,21 @@ std::ostream& operator<<(std::ostream& out, const BasicTensor<Void>& t) {
   return t.rank < 0 || t.rank > 2 ? out << " of rank " << t.rank : out;
 }
 
+// A number with as many digits as tell it from every other: 1.0000001 is not written as 1.
+template <class Part>
+void write_part(std::ostream& out, const Part& part) {
+  if constexpr (std::is_floating_point_v<Part>) {
+    char digits[32];
+    out.write(digits, std::to_chars(digits, digits + sizeof digits, part).ptr - digits);
+  } else {
+    out << part;
+  }
+}
+
 template <class... Parts>
 std::string message(const Parts&... parts) {
   std::ostringstream out;
-  (out << ... << parts);
+  (write_part(out, parts), ...);
   return out.str();
 }
 

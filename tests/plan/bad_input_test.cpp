@@ -110,6 +110,7 @@ TEST(BadDescription, Quantize) {
   for (const double least : {0.0, -1e-8, 0x1p-80, 1.5, std::nan("")}) {
     expect_select_error([least](auto& d) { d.min_scale = least; }, {invalid, {"min_scale = ", "2^-79 to 1"}});
   }
+  expect_select_error([](auto& d) { d.min_scale = 1.0000001; }, {invalid, {"min_scale = 1.0000001:"}});
 }
 
 TEST(BadDescription, Prologues) {
