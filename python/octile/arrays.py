@@ -27,6 +27,7 @@ _ELEMENTS = {
 }
 _DTYPES = {(code, bits): dtype for dtype, (code, bits, _) in _ELEMENTS.items()}
 _S4 = _c.Element(0, 4, 1)
+_FLOATS = (_c.F16, _c.BF16, _c.F32, _c.F64)
 _DEVICES = {1: _c.CPU, 3: _c.CPU, 2: _c.CUDA, 13: _c.CUDA}  # DLPack's CPU, CUDA's host memory, CUDA, its managed memory
 _LEGACY_STREAM = 1  # CUDA's default stream, in DLPack and in CUDA's own interfaces
 _ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR, "none": _c.NONE}
@@ -283,10 +284,21 @@ def _quantize_s8(call, w, granularity, scales, **fields):
     return q, scale
 
 
-def _matrix(call, name, array):
+def _matrix(call, name, array, like=None):
+    view = _floats(call, name, array, like)
+    if len(view.shape) != 2:
+        raise ValueError(f"octile: {name} is {view.shape}, expected two dimensions")
+    return view
+
+
+def _floats(call, name, array, like=None):
+    """The view of an array of floats; like: of x's, float64 exactly where that is."""
     view = call.view(name, array)
-    if len(view.shape) != 2 or 0 in view.shape:
-        raise ValueError(f"octile: {name} is {view.shape}, expected two dimensions, none of them 0")
+    if view.dtype not in _FLOATS:
+        raise TypeError(f"octile: {name} is of {array.dtype}, expected a float type")
+    if like is not None and (view.dtype == _c.F64) != (like.dtype == _c.F64):
+        x = _ELEMENTS[like.dtype][2]
+        raise TypeError(f"octile: {name} is of {array.dtype} and x of {x}; float64 only goes with float64")
     return view
 
 
@@ -301,6 +313,8 @@ def quantize(w, bits=8, group=None):
     call = _Call("w", w)
     view = _matrix(call, "w", w)
     n, k = view.shape
+    if n == 0 or k == 0:
+        raise ValueError(f"octile: w is {view.shape}; no scale can be taken from an empty weight")
     group = 128 if group is None and bits == 4 else group
     if group and k % group:
         raise ValueError(f"octile: group is {group}, which does not divide {k}")
@@ -354,9 +368,7 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
     if not shape:
         raise ValueError("octile: x has no dimensions")
     m, k = math.prod(shape[:-1]), shape[-1]
-    rows = call.view("x", x if len(shape) == 2 else x.reshape(m, k))
-    if rows.dtype not in (_c.F16, _c.BF16, _c.F32, _c.F64):
-        raise TypeError(f"octile: x is of {x.dtype}, expected a float type")
+    rows = _floats(call, "x", x if len(shape) == 2 else x.reshape(m, k))
     if isinstance(w, Weight):
         if layout != "out_in" or not per_channel:
             raise ValueError(
@@ -364,7 +376,7 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
             )
         tensors, fields = _weight(call, w, k)
     else:
-        w = _matrix(call, "w", w)
+        w = _matrix(call, "w", w, rows)
         if layout == "in_out":
             granularity, orientation, n = _c.PER_COLUMN, _c.TRANSPOSED, w.shape[1]
         else:
@@ -378,7 +390,7 @@ def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_t
     if columns != k:  # which the library would blame on the weight
         raise ValueError(f"octile: x is {shape}; w multiplies (..., {columns})")
     if b is not None:
-        bias = call.view("b", b)
+        bias = _floats(call, "b", b, rows)
         bias = bias if bias.dtype == rows.dtype else call.view("b", b.astype(x.dtype))
         tensors["bias"] = bias.tensor
     present = {"bias": int(b is not None), "weight_zero_point": int("weight_zero_point" in tensors)}

@@ -86,7 +86,8 @@ def test_shapes_strides_and_types(generator):
     assert np.array_equal(octile.linear(np.asfortranarray(rows), weight, b), expected)
     assert np.array_equal(octile.linear(rows[::2], weight, b), expected[::2])
     assert np.array_equal(octile.linear(rows[::-1], weight, b), expected[::-1])
-    assert np.array_equal(octile.linear(rows, weight, b.astype("float64")), expected)
+    half = b.astype("float16")
+    assert np.array_equal(octile.linear(rows, weight, half), octile.linear(rows, weight, half.astype("float32")))
     assert octile.linear(rows[:0], weight, b).shape == (0, 40)
     assert np.array_equal(octile.linear(rows, octile.arrays.quantize(np.asfortranarray(w)), b), expected)
     constant = rows.copy()
@@ -139,6 +140,16 @@ def test_what_a_library_does_not_take_over_is_freed(generator, monkeypatch, expo
     assert len(made) == 1 and freed.count(made[0]) == 1
 
 
+def test_empty(generator):
+    x, w, b = (t.numpy() for t in tensors(generator, torch.float32))
+    for per_channel in (True, False):
+        y = octile.linear(x[..., :0], w[:, :0], b, per_channel=per_channel)
+        assert np.array_equal(y, np.broadcast_to(b, y.shape)) and y.shape == (2, 3, 40)
+        assert octile.linear(x, w[:0], b[:0], per_channel=per_channel).shape == (2, 3, 0)
+        assert octile.linear(x, w[:0].T, layout="in_out", per_channel=per_channel).shape == (2, 3, 0)
+    assert octile.linear(x[:0], w).shape == (0, 3, 40)
+
+
 def test_refusals(generator):
     x, w, b = (t.numpy() for t in tensors(generator, torch.float32))
     weight = octile.arrays.quantize(w, 4)
@@ -148,7 +159,12 @@ def test_refusals(generator):
         r"x is \(2, 3, 256\); w multiplies \(..., 255\)": lambda: octile.linear(x, w[:, :255]),
         r"levels has 128 columns of uint8, expected 100 of uint8": lambda: octile.linear(x[..., :200], weight),
         r"scale has 2 columns, which do not divide 255": lambda: octile.linear(x[..., :255], weight),
-        r"w is \(40, 0\), expected two dimensions": lambda: octile.linear(x[..., :0], w[:, :0]),
+        r"w is \(40,\), expected two dimensions": lambda: octile.linear(x, w[:, 0]),
+        r"w is \(40, 0\); no scale can be taken": lambda: octile.arrays.quantize(w[:, :0]),
+        r"w is of int8, expected a float type": lambda: octile.linear(x, w.astype(np.int8)),
+        r"w is of float64 and x of float32; float64 only goes": lambda: octile.linear(x, w.astype(np.float64)),
+        r"b is of float64 and x of float32; float64 only goes": lambda: octile.linear(x, w, b.astype(np.float64)),
+        r"b is of int32, expected a float type": lambda: octile.linear(x, w, b.astype(np.int32)),
         r"x is of int8, expected a float type": lambda: octile.linear(x.astype(np.int8), w),
         r"x is of int64, which no plan takes": lambda: octile.linear(x.astype(np.int64), w),
         r"layout is 'io', expected 'out_in' or 'in_out'": lambda: octile.linear(x, w, layout="io"),
