@@ -672,6 +672,32 @@ TEST_P(EveryArch, TheForwardIsTheContractsFormula) {
   }
 }
 
+// Beyond the type's range and below it, and NaN with its bits.
+TEST_P(EveryArch, ANarrowOutputIsTheFloatRounded) {
+  constexpr std::int64_t kN = 83, kK = 131;
+  for (const std::int64_t m : {1, 5, 13, 70}) {
+    Forward f{m, kN, kK, full_range(m * kK, 1), full_range(kN * kK, 2), Floats(at(m)), Floats(at(kN)), {}};
+    for (std::size_t i = 0; i < f.x_scale.size(); ++i)
+      f.x_scale[i] = std::ldexp(1.1f, static_cast<int>(i * 7 % 40) - 25);
+    for (std::size_t i = 0; i < f.w_scale.size(); ++i)
+      f.w_scale[i] = std::ldexp(1.3f, static_cast<int>(i * 5 % 20) - 12);
+    f.w_scale[3] = kInf, f.w_scale[40] = kNan, f.w_scale[80] = -kNan, f.w_scale[82] = 1e-42f;
+    const Floats y = f.run_on(GetParam());
+    const auto expect_rounded = [&]<class T>(T) {
+      Values<T> narrow(y.size(), T{-99});
+      const LinearArgs args{.x = matrix(as(f.x), m, kK),
+                            .x_scale = vector(as(f.x_scale), m),
+                            .weight = matrix(as(f.w), kN, kK),
+                            .weight_scale = vector(as(f.w_scale), kN),
+                            .y = matrix(as(narrow), m, kN)};
+      run<LinearPlan>(f.description(DTypeOf<T>::value), GetParam(), args);
+      EXPECT_TRUE(same_bits(narrow, Values<T>(y.begin(), y.end()))) << m;
+    };
+    expect_rounded(Half{});
+    expect_rounded(BFloat16{});
+  }
+}
+
 // A whole dynamic layer with f16 input and output.
 struct HalfLayer {
   std::int64_t n, k;

@@ -130,14 +130,22 @@ struct Finish {
     }
   }
 
-  // What tiles need to do the same: where Real and y are float, and there is a bias for each column or none.
+  // What tiles need to do the same: where Real is float, y is not added to, and there is a bias for each column or
+  // none.
   TileFinish of_tiles(const std::int32_t* correction, const Range& part_cols) const {
     TileFinish tile{};
     if constexpr (std::is_same_v<Real, float>) {
+      const Tensor& y = view.y;
       const float* column_bias = bias_of == BiasOf::none ? nullptr : bias + part_cols.first;
-      tile = {correction,        left_scale,     right_scale + part_cols.first, column_bias, nullptr,
-              view.y.strides[0], part_cols.count};
-      tile.y = static_cast<float*>(view.y.data) + rows.first * view.y.strides[0] + cols.first + part_cols.first;
+      const std::int64_t at = rows.first * y.strides[0] + cols.first + part_cols.first;
+      tile = {correction,
+              left_scale,
+              right_scale + part_cols.first,
+              column_bias,
+              static_cast<std::byte*>(y.data) + at * bits(y.dtype) / 8,
+              y.dtype,
+              y.strides[0],
+              part_cols.count};
     }
     return tile;
   }

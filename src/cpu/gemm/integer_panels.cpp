@@ -319,8 +319,8 @@ class Multiplication {
         in_groups_(problem.grouped()),
         streams_(streams(kernel, p_.rows)),
         folds_(in_groups_ || problem.a_block > 0),
-        finishes_(kernel.finishes && !folds_ && std::is_same_v<Real, float> && p_.y.dtype == DType::f32 &&
-                  !p_.accumulate && !(p_.bias.present() && p_.bias_per_row)),
+        finishes_(kernel.finishes && !folds_ && std::is_same_v<Real, float> && !p_.accumulate &&
+                  !(p_.bias.present() && p_.bias_per_row)),
         depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
     packed_ = problem.b_packed || memory_.as_caller;
     if (packed_) {

@@ -49,7 +49,8 @@ struct TileFinish {
   const float* left_scale;         // (rows)
   const float* right_scale;        // (channels)
   const float* bias;               // (channels), or null
-  float* y;                        // (rows, channels)
+  void* y;                         // (rows, channels)
+  DType y_type;                    // f32, f16 or bf16
   std::int64_t y_stride;
   std::int64_t channels;
 };

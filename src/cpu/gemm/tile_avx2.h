@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cpu/gemm/integer_panels.h"
+#include "cpu/support/narrow_x86.h"
 #include "plan/packed_weight.h"
 
 namespace octile::cpu {
@@ -78,6 +79,20 @@ struct Tile : Terms {
   }
 
  private:
+  OCTILE_TILE_INLINE static void store(const TileFinish& f, std::int64_t at, std::int64_t channels, __m256i mask,
+                                       __m256 y) {
+    if (f.y_type == DType::f32) {
+      float* out = static_cast<float*>(f.y) + at;
+      return channels >= kHalfChannels ? _mm256_storeu_ps(out, y) : _mm256_maskstore_ps(out, mask, y);
+    }
+    auto* out = static_cast<std::uint16_t*>(f.y) + at;
+    const __m128i narrow = f.y_type == DType::f16 ? to_halves(y) : to_bfloats(y);
+    if (channels >= kHalfChannels) return _mm_storeu_si128(reinterpret_cast<__m128i*>(out), narrow);
+    std::uint16_t some[kHalfChannels];
+    std::memcpy(some, &narrow, sizeof some);
+    for (std::int64_t i = 0; i < channels; ++i) out[i] = some[i];
+  }
+
   template <int j = 0, int rows, int halves>
   OCTILE_TILE_INLINE static void finish(const TileFinish& f, std::int64_t row, int first,
                                         __m256i (&sum)[rows][halves]) {
@@ -95,8 +110,7 @@ struct Tile : Terms {
       if constexpr (Terms::kOffset != Offset::none) sum[i][j] = _mm256_sub_epi32(sum[i][j], correction);
       const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(f.left_scale[row + i]), right_scale);
       const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, bias);
-      float* out = f.y + (row + i) * f.y_stride + at;
-      channels >= kHalfChannels ? _mm256_storeu_ps(out, y) : _mm256_maskstore_ps(out, mask, y);
+      store(f, (row + i) * f.y_stride + at, channels, mask, y);
     }
     if constexpr (j + 1 < halves) finish<j + 1>(f, row, first, sum);
   }

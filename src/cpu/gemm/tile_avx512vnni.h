@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cpu/gemm/integer_panels.h"
+#include "cpu/support/narrow_x86.h"
 #include "plan/packed_weight.h"
 
 namespace octile::cpu {
@@ -81,6 +82,12 @@ struct Tile : Terms {
   }
 
  private:
+  OCTILE_TILE_INLINE static void store(const TileFinish& f, std::int64_t at, __mmask16 mask, __m512 y) {
+    if (f.y_type == DType::f32) return _mm512_mask_storeu_ps(static_cast<float*>(f.y) + at, mask, y);
+    const __m256i narrow = f.y_type == DType::f16 ? to_halves(y) : to_bfloats(y);
+    _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(f.y) + at, mask, narrow);
+  }
+
   template <int j = 0, int rows, int panels>
   OCTILE_TILE_INLINE static void finish(const TileFinish& f, std::int64_t row, int first,
                                         __m512i (&sum)[rows][panels]) {
@@ -96,7 +103,7 @@ struct Tile : Terms {
       asm("" : "+v"(sum[i][j]));
       const __m512 acc = _mm512_maskz_cvtepi32_ps(kAllLanes, _mm512_sub_epi32(sum[i][j], correction));
       const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(f.left_scale[row + i]), right_scale);
-      _mm512_mask_storeu_ps(f.y + (row + i) * f.y_stride + at, mask, _mm512_fmadd_ps(acc, scale, bias));
+      store(f, (row + i) * f.y_stride + at, mask, _mm512_fmadd_ps(acc, scale, bias));
     }
     if constexpr (j + 1 < panels) finish<j + 1>(f, row, first, sum);
   }

@@ -1,6 +1,6 @@
 // w4a8 with vpmaddubsw on 32 bytes: half a panel, 8 channels of 4 terms, twice a line. b lies in 0..15, so two products
 // of 128 add up to 3,840 at most, and those of four lines still fit 16 bits: exact without the detour that w8a8 takes.
-#define OCTILE_TILE __attribute__((target("avx2,fma")))
+#define OCTILE_TILE __attribute__((target("avx2,fma,f16c")))
 #include <algorithm>
 
 #include "cpu/gemm/tile_avx2.h"

@@ -2,7 +2,7 @@
 // neighbours in 16 bits with saturation, so |b| (at most 128) is multiplied by a with the sign of b (at most 127, which
 // is why a must not hold -128): 2 * 128 * 127 fits 16 bits, and every sum is exact. Where b is small enough, the sums
 // of two lines fit 16 bits too, which saves a quarter of the multiplications: 176 becomes 220 GOPS (one thread, Zen 5).
-#define OCTILE_TILE __attribute__((target("avx2,fma")))
+#define OCTILE_TILE __attribute__((target("avx2,fma,f16c")))
 #include "cpu/gemm/tile_avx2.h"
 
 namespace octile::cpu {

@@ -1,5 +1,5 @@
 // w8a8 with vpdpbusd on 32 bytes: half a panel, 8 channels of 4 terms, u8 x s8, so a is kept with 128 added.
-#define OCTILE_TILE __attribute__((target("avx2,fma,avxvnni")))
+#define OCTILE_TILE __attribute__((target("avx2,fma,f16c,avxvnni")))
 #include "cpu/gemm/dots.h"
 #include "cpu/gemm/tile_avx2.h"
 
@@ -66,7 +66,7 @@ struct Dots {
     const std::int64_t near = at.ahead(run, depth);
     const std::int64_t far = at.ahead(run, 0);
     const auto step = [&](std::int64_t c, std::int64_t ahead)
-        __attribute__((always_inline, target("avx2,fma,avxvnni"))) {
+        __attribute__((always_inline, target("avx2,fma,f16c,avxvnni"))) {
       __m256i left[rows];
 #pragma GCC unroll 4
       for (int i = 0; i < rows; ++i) left[i] = load(left_at + i * a_stride + c);

@@ -7,8 +7,7 @@
 #include "cpu/support/multiversion.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
+#include "cpu/support/narrow_x86.h"
 #endif
 
 namespace octile::cpu {
@@ -116,17 +115,6 @@ struct PackNibbles {
 
 #if defined(__x86_64__)
 
-// F16C converts in hardware and rounds to nearest, ties to even, like the loops above, but keeps more of a NaN.
-#define OCTILE_TARGET_F16C __attribute__((target("avx2,f16c")))
-
-bool has_f16c() {
-  static const bool has = [] {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
-  }();
-  return has;
-}
-
 OCTILE_TARGET_F16C std::int64_t widen_halves(const Half* in, std::int64_t n, float* out) {
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
@@ -145,33 +133,22 @@ __attribute__((target("avx512f"))) std::int64_t widen_halves_512(const Half* in,
 }
 
 OCTILE_TARGET_F16C std::int64_t narrow_to_halves(const float* in, std::int64_t n, Half* out) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  const __m256 quiet = _mm256_set1_ps(std::numeric_limits<float>::quiet_NaN());
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    const __m256 x = _mm256_loadu_ps(in + i);
-    const __m256 nan = _mm256_or_ps(_mm256_and_ps(x, sign), quiet);
-    const __m256 same_nan = _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(same_nan, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), to_halves(_mm256_loadu_ps(in + i)));
   }
   return i;
 }
 
 __attribute__((target("avx512f"))) std::int64_t narrow_to_halves_512(const float* in, std::int64_t n, Half* out) {
-  const __m512i sign = _mm512_set1_epi32(INT32_MIN);
-  const __m512i quiet = _mm512_set1_epi32(0x7fc00000);
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    const __m512i x = _mm512_loadu_si512(in + i);
-    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(x), _mm512_castsi512_ps(x), _CMP_UNORD_Q);
-    const __m512i same_nan = _mm512_mask_or_epi32(x, nan, _mm512_and_si512(x, sign), quiet);
-    const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, _mm512_castsi512_ps(same_nan), _MM_FROUND_TO_NEAREST_INT);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), halves);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), to_halves(_mm512_loadu_ps(in + i)));
   }
   return i;
 }
 
-// bfloat16 is the upper half of a float. AVX-512 BF16 takes subnormal numbers for zero, so it is not used.
+// bfloat16 is the upper half of a float.
 OCTILE_TARGET_F16C std::int64_t widen_bfloats(const BFloat16* in, std::int64_t n, float* out) {
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
@@ -190,62 +167,43 @@ __attribute__((target("avx512f"))) std::int64_t widen_bfloats_512(const BFloat16
   return i;
 }
 
-// Rounded, in the upper half of each float.
-OCTILE_TARGET_F16C inline __m256i rounded_to_bfloats(__m256i x) {
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7fff)), odd);
-  const __m256i quiet = _mm256_or_si256(x, _mm256_set1_epi32(0x400000));
-  const __m256 values = _mm256_castsi256_ps(x);
-  const __m256 nan = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
-  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
-}
-
 OCTILE_TARGET_F16C std::int64_t narrow_to_bfloats(const float* in, std::int64_t n, BFloat16* out) {
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    const __m256i a = rounded_to_bfloats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i)));
-    const __m256i b = rounded_to_bfloats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 8)));
-    const __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_permute4x64_epi64(both, 0xd8));
+    const __m256i a = to_wide_bfloats(_mm256_loadu_ps(in + i));
+    const __m256i b = to_wide_bfloats(_mm256_loadu_ps(in + i + 8));
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), both);
   }
   return i;
 }
 
 __attribute__((target("avx512f"))) std::int64_t narrow_to_bfloats_512(const float* in, std::int64_t n, BFloat16* out) {
-  const __m512i one = _mm512_set1_epi32(1);
-  const __m512i below_half = _mm512_set1_epi32(0x7fff);
-  const __m512i quiet = _mm512_set1_epi32(0x400000);
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    const __m512i x = _mm512_loadu_si512(in + i);
-    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(x), _mm512_castsi512_ps(x), _CMP_UNORD_Q);
-    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, x, 16), one);
-    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(x, below_half), odd);
-    const __m512i all = _mm512_mask_or_epi32(rounded, nan, x, quiet);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
-                        _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_maskz_srli_epi32(0xffff, all, 16)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), to_bfloats(_mm512_loadu_ps(in + i)));
   }
   return i;
 }
 
 std::int64_t widen_fast(const BFloat16* in, std::int64_t n, float* out) {
   if (isa() >= Isa::avx512) return widen_bfloats_512(in, n, out);
-  return isa() >= Isa::avx2 && has_f16c() ? widen_bfloats(in, n, out) : 0;
+  return isa() >= Isa::avx2 ? widen_bfloats(in, n, out) : 0;
 }
 
 std::int64_t narrow_fast(const float* in, std::int64_t n, BFloat16* out) {
   if (isa() >= Isa::avx512) return narrow_to_bfloats_512(in, n, out);
-  return isa() >= Isa::avx2 && has_f16c() ? narrow_to_bfloats(in, n, out) : 0;
+  return isa() >= Isa::avx2 ? narrow_to_bfloats(in, n, out) : 0;
 }
 
 std::int64_t widen_fast(const Half* in, std::int64_t n, float* out) {
   if (isa() >= Isa::avx512) return widen_halves_512(in, n, out);
-  return isa() >= Isa::avx2 && has_f16c() ? widen_halves(in, n, out) : 0;
+  return isa() >= Isa::avx2 ? widen_halves(in, n, out) : 0;
 }
 
 std::int64_t narrow_fast(const float* in, std::int64_t n, Half* out) {
   if (isa() >= Isa::avx512) return narrow_to_halves_512(in, n, out);
-  return isa() >= Isa::avx2 && has_f16c() ? narrow_to_halves(in, n, out) : 0;
+  return isa() >= Isa::avx2 ? narrow_to_halves(in, n, out) : 0;
 }
 
 #else
