@@ -90,6 +90,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def settings_of(a: argparse.Namespace) -> training.Settings:
+    if a.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("train_gpt: --device cuda, but torch finds no GPU")
     fields = dict(TINY) if a.tiny else {}
     names = {f.name for f in dataclasses.fields(training.Settings)}
     fields |= {
@@ -293,6 +295,8 @@ def main() -> int:
     begun = time.monotonic()
     try:
         corpus = data.gather(a.data, a.data_bytes)
+        for part in (corpus.training, corpus.validation):
+            data.check_length(len(part), s.length)
     except (OSError, ValueError) as error:
         raise SystemExit(f"train_gpt: {error}") from None
     progress = Progress(begun)

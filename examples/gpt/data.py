@@ -98,6 +98,11 @@ def gather(given: list[str], limit: int) -> Corpus:
     return Corpus(training, validation, len(parts[False]), len(parts[True]), digest)
 
 
+def check_length(size: int, length: int) -> None:
+    if size <= length:
+        raise ValueError(f"{size} bytes of text are too few for windows of {length}")
+
+
 def windows(text: torch.Tensor, starts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(batch, length) of bytes from each start on, and of those that follow them."""
     at = starts[:, None] + torch.arange(length + 1, device=text.device)
@@ -107,15 +112,13 @@ def windows(text: torch.Tensor, starts: torch.Tensor, length: int) -> tuple[torc
 
 def random_starts(text: torch.Tensor, shape: tuple[int, ...], length: int, seed: int) -> torch.Tensor:
     """Drawn on the CPU, so that a seed means the same order on every device."""
-    if len(text) <= length:
-        raise ValueError(f"{len(text)} bytes are too few for windows of {length}")
+    check_length(len(text), length)
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(len(text) - length, shape, generator=generator).to(text.device)
 
 
 def even_starts(text: torch.Tensor, count: int, length: int) -> torch.Tensor:
     """The same windows for every model, spread over the text."""
-    if len(text) <= length:
-        raise ValueError(f"{len(text)} bytes are too few for windows of {length}")
+    check_length(len(text), length)
     last = len(text) - length - 1
     return (torch.arange(count, device=text.device) * last) // max(1, count - 1)

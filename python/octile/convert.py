@@ -357,7 +357,7 @@ def quantize_(model, config, filter=None):
     the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it.
 
     The report names every matrix that was left, and why. Warns (UserWarning) if nothing was converted. Raises TypeError
-    for another kind of config. If it raises, the model is unchanged: the old layers are kept until all new ones are made.
+    for another kind of model or config. If it raises, the model is unchanged: the old layers are kept until all new ones are made.
     """
     layers, report = choose(model, config, filter, asked=filter is not None)
     exchange(model, config, layers, report)
@@ -373,6 +373,8 @@ def choose(model, config, filter, asked):
 
     asked: whether the filter may ask for a head and for a weight that other modules hold.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"octile: quantize_() converts a torch.nn.Module, not a {type(model).__name__}")
     if not isinstance(config, _CONFIGS):
         names = [kind.__name__ for kind in _CONFIGS]
         raise TypeError(f"octile: {config!r} is none of {', '.join(names[:-1])} and {names[-1]}")

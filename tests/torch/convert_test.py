@@ -373,6 +373,8 @@ def test_half_precision_models(device):
 
 
 def test_refusals():
+    with pytest.raises(TypeError, match="converts a torch.nn.Module, not a NoneType"):
+        quantize_(None, W8A8Dynamic())
     for config in ("int8", W8A8Dynamic, None):
         with pytest.raises(TypeError, match="none of Int8Training"):
             quantize_(mlp(), config)

@@ -197,6 +197,7 @@ def test_a_signal_from_outside(texts, tmp_path):
         (["--data", "/no/such/folder"], "no such file or folder: /no/such/folder"),
         (["--width", 30, "--heads", 4], "a width of 30 does not divide into 4 heads"),
         (["--graph"], "--graph needs a GPU"),
+        (["--data", __file__, "--data-bytes", 4000], "bytes of text are too few for windows of 512"),
         ([], "starts torchrun itself"),
     ],
 )
