@@ -474,6 +474,9 @@ def _bytes(module):
 
 # Attributes of a module that hold hooks, which other code may have set.
 _HOOKS = [name for name in nn.Module().__dict__ if "hook" in name]
+# Attributes that our layers keep for themselves: another layer has its own, or the default of its class.
+_OURS = {"_options", "_weight_cache", "_names", "_gate", "_kind", "format", "weight_dtype", "in_out", "experts"}
+_OURS |= {"_product", "_parallel", "_joined", "_unpacked", "_number"}
 
 
 def become(module, other):
@@ -481,8 +484,9 @@ def become(module, other):
     if isinstance(other, inference._Inference):
         other.in_out = is_conv1d(module)
     kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
-    ours = ("_options", "_weight_cache", "_names", "_gate", "_kind")
-    own = {name: value for name, value in module.__dict__.items() if name not in other.__dict__ and name not in ours}
+    ours = isinstance(module, (inference._Inference, training._Trainable, experts._Routed))
+    gone = other.__dict__.keys() | (_OURS if ours else ())
+    own = {name: value for name, value in module.__dict__.items() if name not in gone}
     if is_linear(module) or isinstance(module, inference._Inference):
         internal = {"weight", "bias", "packed_weight", *getattr(module, "_KEPT", ())}
         for kind in ("_parameters", "_buffers", "_modules"):  # what a user has registered

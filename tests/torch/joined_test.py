@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("octile.transformers")
 
 CONFIGS = {
     "w8a8": octile.W8A8Dynamic(),
@@ -489,3 +490,23 @@ def test_to_another_type_and_back(device):
     assert octile.join_(model)
     model.double().float()
     assert all(torch.equal(layer(x), y) for layer, y in zip(model.values(), expected, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_joined_then_float_then_quantized_again(packed, device):
+    config = octile.transformers.OctileConfig("w8a8", backward="int8")
+    model = llama("w8a8", device)
+    if packed:
+        octile.pack_(model)
+    model.hf_quantizer = octile.transformers.OctileQuantizer(config)
+    model.config.quantization_config = config
+    model.dequantize()
+    layer = model.model.layers[0].mlp.up_proj
+    assert layer.__dict__.keys() - torch.nn.Linear(1, 1).__dict__.keys() <= {"_is_hf_initialized"}
+    with torch.no_grad():
+        layer.weight.mul_(1.5)
+    weight = layer.weight.detach().clone()
+    octile.quantize_(model, octile.W8A16())
+    x = torch.randn(3, 64, device=device)
+    torch.testing.assert_close(layer(x), x @ weight.T, rtol=0.1, atol=0.01)
+    assert "backward=int8" not in repr(layer)
