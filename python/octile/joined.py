@@ -25,13 +25,14 @@ class Joined:
 
     def __init__(self, parts):
         self.parts, self.layer, self.held, self.unshared = parts, None, None, False
+        self.built = []  # _tensors() of each part
         self.sizes = [part.out_features for part in parts]
         self.build()
         for index, part in enumerate(parts):
             part._joined = (self, index)
 
     def __getstate__(self):
-        return self.__dict__ | {"held": None}
+        return self.__dict__ | {"held": None, "built": []}
 
     def __setstate__(self, state):
         self.__dict__ |= state | {"unshared": True}  # pickles hold each tensor's memory by itself
@@ -60,7 +61,8 @@ class Joined:
         self._watch()
 
     def _watch(self):
-        """Finds the tensors of the weight that count their changes."""
+        """Finds the tensors of the weight that count their changes, and those that the parts have now."""
+        self.built = [_tensors(part) for part in self.parts]
         buffers = (self.layer._buffers[name] for name in ("packed_weight", *_Inference._KEPT))
         self.watched = [t for t in buffers if t is not None and not t.is_inference()]
 
@@ -136,19 +138,28 @@ class Joined:
         if self.layer is not None and self._whole():
             if not self._own_biases():
                 self.biases = self._biases()
+            self._watch()
             return
-        self.layer = None
+        self.layer, self.built = None, []
         scales = [part._buffers["weight_scale"] for part in self.parts]
         kinds = {(str(part._device()), s is not None and s.dtype) for part, s in zip(self.parts, scales, strict=True)}
         if len(kinds) == 1:  # else some parts have not been moved yet
             self.build()
+
+    def _replaced(self, index):
+        """Whether a part has other tensors than follow() has seen: torch.func.functional_call() and assignments do that."""
+        if not self.built or torch.compiler.is_compiling():  # torch.export puts fake tensors there
+            return False
+        weight, scale, zero_point, packed = _tensors(self.parts[index])
+        built = self.built[index]
+        return weight is not built[0] or scale is not built[1] or zero_point is not built[2] or packed is not built[3]
 
     def output(self, index, x):
         """Part `index`'s output for x: its columns of one product for all parts, which the first caller runs."""
         part, like = self.parts[index], x.like if type(x) is QuantizedInput else x
         if not isinstance(like, torch.Tensor):
             check_input(x, part.in_features)  # raises
-        if self.unshared:
+        if self.unshared or self._replaced(index):
             self.follow()
         bias = part._bias()
         if self.layer is None:
@@ -196,6 +207,12 @@ class Joined:
             return torch.is_grad_enabled(), autocast_dtype(like)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _any_autocast() and autocast_dtype(like)
         return *modes, 0 if like.is_inference() else like._version, *[t._version for t in self.watched]
+
+
+def _tensors(part):
+    """The tensors of its weight."""
+    b = part._buffers
+    return b["quantized_weight"], b["weight_scale"], b["weight_zero_point"], b["packed_weight"]
 
 
 class _Held(NamedTuple):
@@ -246,7 +263,8 @@ def join_(model, names=NAMES):
     views of the joined buffers, which takes no additional memory, and its output is a part of the joined output. W8A8 and
     W4A8 keep the same bits; layers that do not quantize x sum in another order. With gradients, each layer multiplies
     separately. Forward hooks run as before. Between the calls of a group x must not change: under torch.inference_mode and
-    torch.compile an in-place change goes undetected. pack_() afterwards packs each group as one; its state_dict then loads
+    torch.compile an in-place change goes undetected. Compiled code has the weights of the model in
+    torch.func.functional_call, too. pack_() afterwards packs each group as one; its state_dict then loads
     into a model that is joined and packed in the same way. Raises ValueError for a name that is not one of a tuple of strings.
     """
     for group in names:

@@ -99,6 +99,29 @@ def test_loading(assign, device):
     assert model.model.layers[0].mlp.up_proj._joined[0].layer is not None
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_other_buffers(config, packed, device):
+    """functional_call() puts other tensors into the modules for one call, an assignment for good."""
+    model, other = llama(config, device), llama(config, device)
+    for layer in other.modules():
+        if isinstance(layer, octile.inference._Inference):
+            layer.weight_scale.mul_(2)
+    if packed:
+        octile.pack_(model)
+        octile.pack_(other)
+    x, held = ids(device), {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    with torch.no_grad():
+        before, expected = model(x).logits, other(x).logits
+        assert torch.equal(torch.func.functional_call(model, held, (x,)).logits, expected)
+        assert torch.equal(model(x).logits, before)
+        for name, layer in model.named_modules():
+            if isinstance(layer, octile.inference._Inference):
+                for buffer, value in other.get_submodule(name).named_buffers():
+                    setattr(layer, buffer, value)
+        assert torch.equal(model(x).logits, expected)
+
+
 def test_conversions_and_copies(device):
     model, alone = llama("w8a8", device), llama("w8a8", device, False)
     same_logits(copy.deepcopy(model), alone, "w8a8", ids(device))
