@@ -36,7 +36,7 @@ class _Inference(nn.Module):
     _product = _c.DEQUANTIZED  # of dX
     _parallel = None  # the parallel.Shards of a layer that is one part of several
     _joined = None  # (the joined.Joined of layers that are multiplied as one, which of them this is)
-    _unpacked = None  # (version of packed_weight, plain_weight()) of a packed layer that has had a gradient
+    _unpacked = None  # (packed_weight, its version, plain_weight()) of a packed layer that has had a gradient
     _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")  # buffers that to(dtype) leaves in their type
     in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
     experts = 1  # whose channels its outputs are, one's after the other's: octile.Experts
@@ -209,12 +209,14 @@ class _Inference(nn.Module):
     def _unpacked_weight(self):
         """plain_weight() of a packed layer, unpacked once: eager code keeps it until the weight changes."""
         packed = self._buffers["packed_weight"]
+        of, version, plain = self._unpacked or (None, 0, None)
         if torch.compiler.is_compiling():
-            return self.plain_weight() if self._unpacked is None else self._unpacked[1]
-        if self._unpacked is None or self._unpacked[0] != packed._version:
+            return plain if of is packed else self.plain_weight()
+        if of is not packed or version != packed._version:
             with torch.no_grad():
-                self._unpacked = packed._version, self.plain_weight()
-        return self._unpacked[1]
+                plain = self.plain_weight()
+            self._unpacked = packed, packed._version, plain
+        return plain
 
     def _dequantized(self):
         """The weight in the type of its scales."""

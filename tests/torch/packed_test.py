@@ -67,6 +67,22 @@ def test_packed_is_the_same(shape, device, generator):
         assert torch.equal(other(x), packed(x))
 
 
+def test_gradients_of_another_weight(device):
+    """A packed weight that is replaced, for good or for one call, takes part in dX at once."""
+    one, other = (W8A8Linear.from_linear(torch.nn.Linear(64, 24, device=device)).pack_() for _ in range(2))
+
+    def dx(call):
+        x = torch.ones(3, 64, device=device, requires_grad=True)
+        call(x).sum().backward()
+        return x.grad
+
+    before, expected = dx(one), dx(other)
+    assert torch.equal(dx(lambda x: torch.func.functional_call(one, dict(other.named_buffers()), (x,))), expected)
+    assert torch.equal(dx(one), before)
+    one.packed_weight = other.packed_weight
+    assert torch.equal(dx(one), expected)
+
+
 def test_a_model(device):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).to(device)
     octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: name == "0")
