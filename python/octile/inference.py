@@ -300,8 +300,10 @@ class _Inference(nn.Module):
         return self
 
     def _bias(self):
-        """A buffer, a parameter or None."""
-        return self._buffers["bias"] if "bias" in self._buffers else self._parameters.get("bias")
+        """A buffer, a parameter, what torch.nn.utils.parametrize makes of one, or None."""
+        if "bias" in self._buffers:
+            return self._buffers["bias"]
+        return self._parameters["bias"] if "bias" in self._parameters else getattr(self, "bias", None)
 
     def _refit_plain(self, weight, levels, scale, zero_point):
         if torch.float64 in (weight.dtype, scale.dtype):

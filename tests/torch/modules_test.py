@@ -652,6 +652,19 @@ def test_functional_call_and_parametrization(device, generator):
     assert torch.equal(layer(x), y)
 
 
+def test_a_parametrized_bias_of_inference(device):
+    class Doubled(nn.Module):
+        def forward(self, bias):
+            return 2 * bias
+
+    layer = W8A8Linear.from_linear(nn.Linear(64, 24, device=device))
+    x = torch.zeros(1, 64, device=device)
+    expected = 2 * layer(x)
+    nn.utils.parametrize.register_parametrization(layer, "bias", Doubled())
+    assert torch.equal(layer(x), expected)
+    assert torch.equal(layer.pack_()(x), expected)
+
+
 def test_from_and_to_linear(device, generator):
     plain = nn.Linear(128, 33, device=device).eval()
     x = draw(generator, device, 7, 128)
