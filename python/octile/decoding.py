@@ -19,6 +19,7 @@ from transformers.generation import GenerationMixin, logits_process
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from . import one_query
+from .inference import W8A8StaticLinear
 
 __all__ = ["Decoding"]
 
@@ -101,7 +102,7 @@ class Decoding:
     such kernels. Octile's own kernels always do.
 
     One program and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt
-    for another model or when a weight has moved in memory; graphs also for other logits processors. Changes that move no
+    for another model, when a weight has moved in memory and when a static scale has changed; graphs also for other logits processors. Changes that move no
     weight, such as a hook, or enabling, disabling or merging a LoRA adapter, go undetected: call clear() after them. Holds
     the last model until then. Not thread-safe.
 
@@ -170,6 +171,8 @@ class Decoding:
         weights = [*model.parameters(), *model.buffers()]
         kind = (
             tuple((weight.data_ptr(), weight.dtype, weight.shape, weight.stride()) for weight in weights),
+            # A program has the numbers of static scales inside.
+            tuple(m._static_scale() for m in model.modules() if isinstance(m, W8A8StaticLinear)),
             model.training, "position_ids" in words,
             torch.is_inference_mode_enabled(), torch.is_autocast_enabled(ids.device.type),
             torch.get_autocast_dtype(ids.device.type),

@@ -192,6 +192,20 @@ def test_weights_that_moved(device):
     assert torch.equal(tokens(other, inputs, decode), tokens(other, inputs))
 
 
+def test_static_scales_that_changed(graphs, device):
+    model, inputs, decode = model_of(device, layers=1), prompt(device), Decoding()
+    down = torch.nn.Linear(96, 64, bias=False, device=device)
+    model.model.layers[0].mlp.down_proj = down = octile.W8A8StaticLinear.from_linear(down, 0.01)
+    assert torch.equal(tokens(model, inputs, decode), tokens(model, inputs))
+    with torch.no_grad():
+        down.input_scale.mul_(1e-3)
+        down.weight_scale.mul_(1e3)
+    want = tokens(model, inputs)
+    assert torch.equal(tokens(model, inputs, decode), want)
+    before = graphs()
+    assert torch.equal(tokens(model, inputs, decode), want) and graphs() == before
+
+
 def test_windows_and_other_states():
     kind = transformers.Gemma2ForCausalLM
     words = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16}
