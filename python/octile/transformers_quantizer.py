@@ -33,6 +33,12 @@ class Quantizer(HfQuantizer):
                 "splits them; octile.Int8Training of a float model takes FSDP"
             )
 
+    def dequantize(self, model, dtype=None):
+        """Without a dtype each layer has its own: to(dtype) may have changed them since config.dtype was written."""
+        model = self._dequantize(model, dtype)
+        self.remove_quantization_config(model)
+        return model
+
     def _dequantize(self, model, dtype=None):
         for module in model.modules():
             if isinstance(module, Experts):

@@ -485,6 +485,11 @@ def test_dequantize(folders, tmp_path):
     assert model.model.layers[0].mlp.up_proj.weight.dtype is torch.bfloat16
     model.save_pretrained(tmp_path / "floats")
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=None), model)
+    model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a16"))
+    before = answer(model.to(torch.bfloat16))
+    model.dequantize()  # in the type that the model has now
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(answer(model), before, rtol=0.1, atol=0.1)
 
 
 def test_layers_that_stay_wide(tmp_path):
