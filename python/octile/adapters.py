@@ -180,11 +180,11 @@ def _lora_linear():
                     f"octile: an adapter is merged into weights of {bits} bits: the sum is rounded to {bits} bits again",
                     stacklevel=2,
                 )
+                before = type(base).__new__(type(base))
+                before.__dict__ = {**base.__getstate__(), "_buffers": dict(base._buffers)}
+                base._requantize(weight)  # raises where the layer takes no other weight
                 if self._before_merge is None:
-                    before = type(base).__new__(type(base))
-                    before.__dict__ = {**base.__getstate__(), "_buffers": dict(base._buffers)}
                     self._before_merge = before, None if base.bias is None else base.bias.data
-                base._requantize(weight)
                 if bias is not None:
                     base.bias.data = bias
                 self.merged_adapters.append(name)
