@@ -2,6 +2,7 @@
 
 import dataclasses
 import numbers
+import sys
 import warnings
 from typing import Literal
 
@@ -344,6 +345,18 @@ def _sharers(model):
     return sharers
 
 
+def _adapters(model):
+    """Names of the modules that PEFT trains and saves: those of adapters, and its copies of modules_to_save."""
+    tuners, other = (sys.modules.get(f"peft.{name}") for name in ("tuners.tuners_utils", "utils.other"))
+    kinds = getattr(tuners, "BaseTunerLayer", ()), getattr(other, "ModulesToSaveWrapper", ())
+    found = set()
+    for module in model.modules():
+        if isinstance(module, kinds):
+            parts = (child for name, child in module.named_children() if name not in ("base_layer", "original_module"))
+            found |= {each for part in parts for each in part.modules()}
+    return {name for name, module in model.named_modules() if module in found}
+
+
 def quantize_(model, config, filter=None):
     """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
@@ -354,7 +367,8 @@ def quantize_(model, config, filter=None):
     remain the same objects, with another class, so references to them and their hooks stay valid.
 
     Training keeps the parameters, including tied ones. For inference, a weight that other modules hold too (a head tied to
-    the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it.
+    the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it. What PEFT trains,
+    adapters and its copies of modules_to_save, stays in float.
 
     The report names every matrix that was left, and why. Warns (UserWarning) if nothing was converted. Raises TypeError
     for another kind of model or config. If it raises, the model is unchanged: the old layers are kept until all new ones are made.
@@ -379,6 +393,7 @@ def choose(model, config, filter, asked):
         names = [kind.__name__ for kind in _CONFIGS]
         raise TypeError(f"octile: {config!r} is none of {', '.join(names[:-1])} and {names[-1]}")
     report, sharers, layers = Report(config), _sharers(model), {}
+    adapters = set() if isinstance(config, Int8Training) else _adapters(model)
     for name, module in list(model.named_modules()):
         if experts.is_experts(module):
             reason = _refused_experts(module, name, config, filter, sharers)
@@ -393,6 +408,8 @@ def choose(model, config, filter, asked):
         parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
         if isinstance(parent, nn.TransformerEncoderLayer) and not isinstance(config, Int8Training):
             reason = reason or "its parent, a TransformerEncoderLayer, reads the weight itself"
+        if not reason and name in adapters:
+            reason = "PEFT trains it"
         if not reason and not asked and _is_head(name):
             reason = "lm_head: a filter has to ask for it"
         if not reason and filter is not None and not filter(module, name):

@@ -410,6 +410,42 @@ def test_heads_train():
         adapt(experts, target_modules=["q_proj"], modules_to_save=["experts"])
 
 
+def test_adapters_before_the_model_is_quantized(tmp_path):
+    """They stay in float, are trained and saved; so are copies of modules_to_save."""
+    model = peft.get_peft_model(
+        transformers.LlamaForCausalLM(llama(CONFIGS["W8A8"]).config),
+        peft.LoraConfig(target_modules=["q_proj", "up_proj"], modules_to_save=["down_proj"], init_lora_weights=False),
+    ).eval()
+    before, trained = logits(model), [name for name, p in model.named_parameters() if p.requires_grad]
+    report = octile.quantize_(model, CONFIGS["W8A8"], lambda module, name: "lm_head" not in name)
+    assert cosine(logits(model), before) >= 0.99 and trained
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == trained
+    assert not any("lora_" in name or "modules_to_save" in name for name in report.converted)
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    assert report.skipped[f"{layer}.lora_A.default"] == "PEFT trains it" and f"{layer}.base_layer" in report.converted
+    model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    with pytest.raises(RuntimeError, match="the weight of a W8A8Linear is read-only"):
+        model.merge_adapter()
+
+
+def test_a_merge_that_fails_leaves_nothing():
+    plain = llama(CONFIGS["W8A8"])
+    octile.join_(plain)
+    octile.pack_(plain)
+    model = adapt(plain, target_modules=["q_proj"], init_lora_weights=False)
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="joined and packed cannot take another weight"):
+        model.merge_adapter()
+    dequantized(plain)
+    layer = plain.model.layers[0].self_attn.q_proj
+    with torch.no_grad():
+        layer.base_layer.weight.mul_(2)
+    weight = layer.base_layer.weight.detach().clone()
+    model.merge_adapter()
+    model.unmerge_adapter()
+    torch.testing.assert_close(layer.base_layer.weight.detach(), weight)
+
+
 def test_what_cannot_be():
     for init in ("pissa", "olora"):  # these overwrite the base weight
         with pytest.raises(RuntimeError, match="the weight of a W8A8Linear is read-only"):
