@@ -25,9 +25,9 @@ from ._reader import printable
 from .calibration import Calibration
 from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, W8A8Static, choose, exchange, exchange_one, finite
 from .decoding import Decoding
-from .linears import as_linear, is_linear
+from .linears import as_linear
 from .transformers_checkpoints import METHOD, use_for
-from .transformers_quantizer import Quantizer, untie
+from .transformers_quantizer import Quantizer, take_hooks, untie
 
 __all__ = ["Decoding", "OctileConfig", "OctileQuantizer", "from_checkpoint", "use_for"]
 
@@ -203,7 +203,7 @@ class OctileQuantizer(Quantizer):
     def _process_model_after_weight_loading(self, model, **words):
         for name, parts in self._parts.items():
             raise ValueError(f"octile: the checkpoint has {', '.join(parts)} of {name}, but not the other one of two")
-        put_back = _take_hooks(model)
+        put_back = take_hooks(model)
         layers, rest = self._choose(model)
         if not self._trains and self.quantization_config.modules_to_convert is None:
             for name in [name for name, module in layers.items() if _is_new(module)]:  # it has yet to be trained
@@ -237,21 +237,6 @@ def _is_new(module):
     """Whether Transformers has made a weight of it: the files have none, or one of another shape."""
     names = experts.names(module) if experts.is_experts(module) else ["weight"]
     return not all(getattr(module._parameters[name], "_is_hf_initialized", False) for name in names)
-
-
-def _take_hooks(model):
-    """Removes what accelerate has put before layers of a model on several devices, since it replaces their forward.
-    Returns a function that puts it back."""
-    hooks = [(m, m._hf_hook) for m in model.modules() if is_linear(m) and hasattr(m, "_hf_hook")]
-    if not hooks:
-        return lambda: None
-    from accelerate.hooks import add_hook_to_module, remove_hook_from_module
-
-    for module, _ in hooks:
-        remove_hook_from_module(module)
-        if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:
-            del module.forward  # accelerate puts that of the class on the instance
-    return lambda: [add_hook_to_module(module, hook) for module, hook in hooks]
 
 
 class _Quantize(ConversionOps):

@@ -7,6 +7,7 @@ from transformers.quantizers.base import HfQuantizer
 from .convert import become
 from .experts import Experts, to_module
 from .inference import _Inference
+from .linears import is_linear
 
 
 class Quantizer(HfQuantizer):
@@ -35,7 +36,9 @@ class Quantizer(HfQuantizer):
 
     def dequantize(self, model, dtype=None):
         """Without a dtype each layer has its own: to(dtype) may have changed them since config.dtype was written."""
+        put_back = take_hooks(model)
         model = self._dequantize(model, dtype)
+        put_back()
         self.remove_quantization_config(model)
         return model
 
@@ -46,6 +49,25 @@ class Quantizer(HfQuantizer):
             elif isinstance(module, _Inference):
                 become(module, _float_layer(module, dtype))
         return model
+
+
+def take_hooks(model):
+    """Removes what accelerate has put before layers of a model on several devices, since it replaces their forward.
+    Returns a function that puts it back."""
+    hooks = [(m, m._hf_hook) for m in model.modules() if _is_converted(m) and hasattr(m, "_hf_hook")]
+    if not hooks:
+        return lambda: None
+    from accelerate.hooks import add_hook_to_module, remove_hook_from_module
+
+    for module, _ in hooks:
+        remove_hook_from_module(module)
+        if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:
+            del module.forward  # accelerate puts that of the class on the instance
+    return lambda: [add_hook_to_module(module, hook) for module, hook in hooks]
+
+
+def _is_converted(module):
+    return is_linear(module) or isinstance(module, (_Inference, Experts))
 
 
 def untie(model, layer):

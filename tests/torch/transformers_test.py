@@ -529,6 +529,10 @@ def test_layers_that_accelerate_moves_to(folders, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(folders / "tied", quantization_config=config)
     assert type(model.lm_head) is octile.W8A8Linear and hasattr(model.lm_head, "_hf_hook")
     assert torch.equal(answer(model), answer(plain))
+    model.dequantize()
+    plain.dequantize()
+    assert type(model.lm_head) is torch.nn.Linear and hasattr(model.lm_head, "_hf_hook")
+    assert torch.equal(answer(model), answer(plain))
 
 
 def test_what_is_pushed(folders, monkeypatch):
