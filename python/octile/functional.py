@@ -150,6 +150,9 @@ def check_tensors(**arguments):
             raise TypeError(f"octile: {name} is a {type(t).__name__}, expected a tensor") from None
 
 
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
 def check_input(x, in_features, dtype=None):
     """Raises if x is not (..., in_features), or does not go with a layer in `dtype`. The library would blame the weight
     instead."""
@@ -159,6 +162,8 @@ def check_input(x, in_features, dtype=None):
     if x.is_nested or x.is_quantized or x.layout is not torch.strided:
         kind = "nested" if x.is_nested else "quantized by torch" if x.is_quantized else f"of {x.layout}"
         raise RuntimeError(f"octile: x is {kind}; layers take dense tensors of floats") from None
+    if x.dtype not in _FLOATS:
+        raise RuntimeError(f"octile: x is {x.dtype}; layers take float16, bfloat16, float32 or float64") from None
     if x.dim() == 0 or x.size(-1) != in_features:
         raise RuntimeError(
             f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"
@@ -547,7 +552,7 @@ def _as_it_is(x, b, in_features):
     checks of the general path take as long as the op's own overhead."""
     if torch.compiler.is_compiling() or _any_autocast() or _transforms_active() or forward_ad._current_level >= 0:
         return False
-    if not isinstance(x, torch.Tensor) or x.dtype is torch.float64:
+    if not isinstance(x, torch.Tensor) or x.dtype is torch.float64 or x.dtype not in _FLOATS:
         return False  # what follows says so, or asks whether the layer is in float64 too
     if b is not None and b.dtype is not x.dtype:
         return False

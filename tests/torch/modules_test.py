@@ -827,6 +827,18 @@ def test_a_tensor_that_is_not_dense_is_named(kind):
             layer(given)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64])
+def test_types_that_layers_do_not_take(dtype):
+    plain, x = nn.Linear(128, 24), torch.ones(2, 128).to(dtype)
+    layers = [Linear.from_linear(plain), W8A8StaticLinear.from_linear(plain, 0.1)]
+    layers += [kind.from_linear(plain) for kind in (W8A8Linear, W4A16Linear)]
+    for layer in (*layers, *(copy.deepcopy(layer).pack_() for layer in layers[1:])):
+        with pytest.raises(
+            RuntimeError, match=f"octile: x is {dtype}; layers take float16, bfloat16, float32 or float64"
+        ):
+            layer(x)
+
+
 def test_a_wrong_input_of_the_function(device):
     w, x = torch.ones(32, 64, device=device), torch.ones(2, 5, 63, device=device)
     for grad in (True, False):
