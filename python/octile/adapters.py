@@ -228,4 +228,12 @@ def _lora_linear():
             self.merged_adapters.clear()
             self._before_merge = None
 
+    OctileLinear.__qualname__ = "OctileLinear"
     return OctileLinear
+
+
+def __getattr__(name):
+    """Pickles find the class here."""
+    if name == "OctileLinear":
+        return _lora_linear()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -410,6 +410,14 @@ def test_heads_train():
         adapt(experts, target_modules=["q_proj"], modules_to_save=["experts"])
 
 
+def test_models_with_adapters_are_pickled(tmp_path):
+    model = adapt(llama(CONFIGS["W8A8"]), init_lora_weights=False).eval()
+    torch.save(model, tmp_path / "model")
+    assert torch.equal(logits(torch.load(tmp_path / "model", weights_only=False)), logits(model))
+    code = f"import torch; print(torch.load({str(tmp_path / 'model')!r}, weights_only=False).training)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
 def test_adapters_before_the_model_is_quantized(tmp_path):
     """They stay in float, are trained and saved; so are copies of modules_to_save."""
     model = peft.get_peft_model(
