@@ -184,7 +184,7 @@ class Calibration:
             warnings.warn(
                 f"octile: smoothing is based on {rows} calibration rows. With fewer than {FEW_ROWS:,}, unseen inputs exceed "
                 "the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
-                stacklevel=5,
+                stacklevel=6,  # the caller of quantize_()
             )
 
     def save(self, path):

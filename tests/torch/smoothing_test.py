@@ -280,8 +280,10 @@ def test_no_smoothing_is_a_choice():
     with torch.no_grad(), calibrate(model) as few:
         model(batch(140))
     norm = model[0].weight.clone()
-    with pytest.warns(UserWarning, match="smoothing is based on 140 calibration rows. With fewer than 1,024, unseen"):
+    few_rows = "smoothing is based on 140 calibration rows. With fewer than 1,024, unseen"
+    with pytest.warns(UserWarning, match=few_rows) as warned:
         report = quantize_(model, W8A8Static(few))
+    assert warned[0].filename == __file__
     assert report.unsmoothed == {"1": "no alpha is better than no smoothing"}
     assert torch.equal(model[0].weight, norm) and model[1].input_multiplier is None
     with warnings.catch_warnings():
