@@ -102,9 +102,9 @@ class Decoding:
     such kernels. Octile's own kernels always do.
 
     One program and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt
-    for another model, when a weight has moved in memory and when a static scale has changed; graphs also for other logits processors. Changes that move no
-    weight, such as a hook, or enabling, disabling or merging a LoRA adapter, go undetected: call clear() after them. Holds
-    the last model until then. Not thread-safe.
+    for another model, when a weight has moved in memory and when a static scale has changed; graphs also for other logits
+    processors. Other changes, such as a hook, or enabling, disabling or merging a LoRA adapter, go undetected: call
+    clear() after them. Holds the last model until then. Not thread-safe.
 
     While the loop runs, parts of the model whose attention is "sdpa" have one in which heads that share keys and values
     read them once.

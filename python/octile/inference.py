@@ -151,8 +151,9 @@ class _Inference(nn.Module):
         """Packs the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
 
         The form is that of docs/reference/packed-weights.md, the same for all machines. The layer computes the same, faster
-        with few rows (under autocast a packed W8A8Linear quantizes x after its cast, as compiled code does); its state_dict has packed_weight instead of the weight and its scales. Gradients need the unpacked
-        weight: the first one unpacks it and keeps the result, and a graph compiled earlier unpacks it each time.
+        with few rows; under autocast a packed W8A8Linear quantizes x after its cast, as compiled code does. Its state_dict
+        has packed_weight instead of the weight and its scales. Gradients need the unpacked weight: the first one unpacks it
+        and keeps the result, and a graph compiled earlier unpacks it each time.
         Layers that join_() has joined are packed together, as one.
         Returns the layer. Raises RuntimeError if no kernel reads it.
         """

@@ -263,8 +263,8 @@ def join_(model, names=NAMES):
     views of the joined buffers, which takes no additional memory, and its output is a part of the joined output. W8A8 and
     W4A8 keep the same bits; layers that do not quantize x sum in another order. With gradients, each layer multiplies
     separately. Forward hooks run as before. Between the calls of a group x must not change: under torch.inference_mode and
-    torch.compile an in-place change goes undetected. Compiled code has the weights of the model in
-    torch.func.functional_call, too. pack_() afterwards packs each group as one; its state_dict then loads
+    torch.compile an in-place change goes undetected. Compiled code uses the model's own weights, also under
+    torch.func.functional_call(). pack_() afterwards packs each group as one; its state_dict then loads
     into a model that is joined and packed in the same way. Raises ValueError for a name that is not one of a tuple of strings.
     """
     for group in names:
