@@ -24,7 +24,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--library", type=pathlib.Path, default=ROOT / "build/cuda/liboctile.so", metavar="FILE")
-    add("--vllm", metavar="FILE", help="vllm/_C_stable_libtorch.abi3.so of vLLM's wheel, for CUTLASS")
+    binary = "vllm/_C_stable_libtorch.abi3.so of vLLM's wheel, for CUTLASS (default: that of an installed vllm)"
+    add("--vllm", metavar="FILE", help=binary)
     add("--count", type=int, default=50)
     add("--seed", type=int, default=1)
     add("--rounds", type=int, default=9)
@@ -42,11 +43,15 @@ def main():
         return 2
     import octile_c
     import octile_torch
+    from gpu import peer_vllm
     from gpu.clock import Clock
     from gpu.problem import Operands
 
-    if arguments.vllm:
-        torch.ops.load_library(arguments.vllm)
+    try:
+        vllm, _ = peer_vllm.load(arguments.vllm)
+    except Exception as error:  # a peer that does not load is named and left out
+        print(f"without CUTLASS: {error}")
+        vllm = None
     library, clock, draw = octile_c.Library(arguments.library), Clock(1), random.Random(arguments.seed)
     ratios, wrong = [], 0
     for _ in range(arguments.count):
@@ -66,10 +71,10 @@ def main():
         calls["torch f16"] = lambda o=o, half=half: torch.nn.functional.linear(o.x, half)
         if m > 16 and k % 8 == 0 and n % 8 == 0:
             calls["_int_mm"] = lambda o=o: torch._int_mm(o.xq, o.w.t())
-        if arguments.vllm and k % 16 == 0 and n % 16 == 0:
+        if vllm and k % 16 == 0 and n % 16 == 0:
             scales = o.x_scale[:, None].contiguous(), o.w_scale[None].contiguous()
             out = torch.empty_like(y)
-            calls["CUTLASS"] = lambda o=o, s=scales, y=out: torch.ops._C.cutlass_scaled_mm(y, o.xq, o.w.t(), *s, None)
+            calls["CUTLASS"] = lambda o=o, s=scales, y=out: vllm.cutlass_scaled_mm(y, o.xq, o.w.t(), *s, None)
         times = [statistics.median(t) * 1e6 for t in clock.rounds(list(calls.values()), arguments.rounds)]
         ratio = min(times[1:]) / times[0]
         ratios.append((ratio, f"{m}x{k}x{n}"))

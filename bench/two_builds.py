@@ -13,13 +13,14 @@ import pathlib
 import statistics
 import sys
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent / "peers"), str(pathlib.Path(__file__).parent)]
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 
 import octile_c
 import octile_torch
 import torch
-import w4a16
 from gpu.clock import Clock
+from gpu.layer import Layer, Weight
+from gpu.peer_octile import serve
 from gpu.problem import Operands
 from gpu.shape import Shape
 
@@ -73,21 +74,12 @@ def problems(libraries):
             o = Operands(Shape(m, k, n))
             yield both(f"w8a8 product {m}x{k}x{n}", lambda library, o=o: product(library, o))
             yield both(f"w8a8 layer {m}x{k}x{n}", lambda library, o=o: layer(library, o))
-        weight, binding = w4a16.Layer(torch, k, n, 128, torch.float16, False), {}
-        for library in libraries:
-            binding[library] = object.__new__(w4a16.Octile)
-            binding[library].c, binding[library].library = octile_c, library
+        weight = Weight(k, n, 4, 128, torch.float16)
         for m in W4_BATCHES:
-            x = torch.randn(m, k, device="cuda").half()
-            for name, packed, a8 in (
-                ("w4a16 packed", True, False),
-                ("w4a16 plain", False, False),
-                ("w4a8 packed", True, True),
-            ):
-                yield both(
-                    f"{name} {m}x{k}x{n}",
-                    lambda library, x=x, p=packed, a=a8, b=binding, w=weight: b[library].run(torch, w, x, p, a8=a)[1],
-                )
+            for name, packed in (("w4a16", True), ("w4a16", False), ("w4a8", True)):
+                p = Layer(weight, m, name)
+                text = f"{name} {'packed' if packed else 'plain'} {m}x{k}x{n}"
+                yield both(text, lambda library, p=p, packed=packed: next(iter(serve(library, p, packed).values())))
     for shape in OTHERS:
         o = Operands(Shape(*shape))
         for kernel in ("", "sm80"):

@@ -424,12 +424,12 @@ def rendered():
 
 
 def of_gpu_peers(run, part):
-    """What ./dev gpu-peers writes: a contender's microseconds, of the products or of whole layers (or dx, dw, step, ...)."""
+    """What ./dev gpu-peers writes: a contender's microseconds, of the products or of whole layers (or dx, dw, w4a16, ...)."""
     facts = run["facts"]
     points = [
-        {"name": f"{s['m']} x {s['k']} x {s['n']}", "values": {name: round(row["us"], 2) for name, row in s[part].items()}}
-        for s in run["shapes"] + run.get("backward", [])
-        if s.get(part)
+        {"name": f"{s['m']} x {s['k']} x {s['n']}", "values": values}
+        for s in run["shapes"] + run.get("backward", []) + run.get("serving", [])
+        if (values := {name: round(row["us"], 2) for name, row in s.get(part, {}).items() if name != "plain read"})
     ]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     gpu = facts["gpu"]
@@ -485,7 +485,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--add", metavar="RUN", type=Path)
     parser.add_argument("--name", help="of the file, without .json")
-    parser.add_argument("--part", default="product", help="of gpu_peers.json: product (default), layer, dx, dw, backward, step")
+    parser.add_argument("--part", default="product", help="of gpu_peers.json: product (default), layer, dx, dw, backward, step, or of its --serving w8a8, w8a8-product, w8a16, w4a8, w4a8-product, w4a16")
     options = parser.parse_args()
     if options.add:
         if not options.name or not re.fullmatch(r"[\w-]+", options.name):

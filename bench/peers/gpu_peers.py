@@ -6,6 +6,7 @@ Exit status: 0, or 1 if a result of Octile's is wrong, or 2 for a wrong command 
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -15,10 +16,11 @@ import sys
 import time
 
 from gpu import chart, report
-from gpu.shape import Shape
+from gpu.shape import Shape, layer_sizes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEERS = ("torch", "cublaslt", "triton", "cutlass")
+SERVING_PEERS = ("torch", "vllm", "humming", "read")
 TARGETS = {
     "4096x4096x4096": {"tops": 1510},
     "8192x8192x8192": {"tops": 1550},
@@ -36,14 +38,27 @@ QUANTIZED = (8192, 8192)
 SWEPT = ((4096, 14336), (4096, 4096))
 SWEPT_TO = 512
 FINALISTS = 3
+ROUNDS, SERVING_ROUNDS = 40, 9
+# What --serving takes, and what else it would be.
+SERVING = {
+    "layers": "4096x14336,8192x8192,14336x4096,5120x5120",
+    "rows": "1,2,4,8,16,24,32,48,64,96,128,192,256,384,512,1024,4096",
+    "formats": ",".join(report.FORMATS),
+    "dtype": "f16",
+    "group": None,
+    "zero_points": False,
+    "kernels": "",
+    "vllm": None,
+}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Octile on a GPU beside other libraries, in turns, in one run.")
     add = parser.add_argument
     add("--shapes", metavar="MxKxN,...", help="instead of the usual ten; '' for none")
-    add("--peers", metavar="NAME,...", help=f"default: {','.join(PEERS)}; with --sweep torch")
-    add("--rounds", type=int, default=40, help="turns of each contender (default %(default)s)")
+    usual = f"{','.join(PEERS)}; with --sweep torch, with --serving {','.join(SERVING_PEERS)}"
+    add("--peers", metavar="NAME,...", help=f"default: {usual}")
+    add("--rounds", type=int, help=f"turns of each contender (default {ROUNDS}; with --serving {SERVING_ROUNDS})")
     add(
         "--rest", type=float, default=5, metavar="TIMES", help="as long as it works the GPU rests (default %(default)s)"
     )
@@ -51,25 +66,42 @@ def parse_arguments():
     add("--sweep", action="store_true", help=f"only: the batch sizes from 1 to {SWEPT_TO}")
     add("--backward", action="store_true", help="only: the gradients and the training step")
     add("--no-quantizers", action="store_true", help="leave them out")
+    add("--serving", action="store_true", help="only: layers in every format beside the kernels of serving engines")
     add("--out", type=pathlib.Path, default=ROOT / "build/peers", metavar="FOLDER", help="default: %(default)s")
     add("--library", type=pathlib.Path, metavar="FILE", help="liboctile.so (default: that of the preset cuda)")
     add("--built", type=pathlib.Path, default=ROOT / "build/peers/gpu", metavar="FOLDER", help="what build.py built")
     add("--tuned", type=pathlib.Path, metavar="JSON", help="of an earlier run: takes the peers' settings from there")
     add("--commit", metavar="TEXT", help="to be named in the output (default: what git says)")
     add("--render", type=pathlib.Path, metavar="JSON", help="only: the table and the chart of an earlier run")
+    of = parser.add_argument_group("with --serving")
+    add = of.add_argument
+    add("--layers", metavar="KxN,...", help=f"default: {SERVING['layers']}")
+    add("--rows", metavar="M,...", help=f"default: {SERVING['rows']}")
+    add("--formats", metavar="FORMAT,...", help=f"default: {SERVING['formats']}")
+    add("--dtype", choices=("f16", "bf16"), help="of X and the result (default: f16)")
+    groups = "of the weights; 0: a scale per channel (default: 128 for 4 bits, 0 for w8a16)"
+    add("--group", type=int, choices=(32, 64, 128, 0), help=groups)
+    add("--zero-points", action="store_true", help="of w4a16; a kernel that takes none is skipped")
+    add("--kernels", metavar="ROW,...", help="rows of the kernel table, beside what a plan chooses")
+    binary = "vllm/_C_stable_libtorch.abi3.so of vLLM's wheel (default: that of an installed vllm)"
+    add("--vllm", type=pathlib.Path, metavar="FILE", help=binary)
     arguments = parser.parse_args()
     if arguments.peers is None:
-        arguments.peers = "torch" if arguments.sweep else ",".join(PEERS)
+        arguments.peers = ",".join(("torch",) if arguments.sweep else SERVING_PEERS if arguments.serving else PEERS)
     arguments.peers = [name for name in arguments.peers.split(",") if name]
+    known = dict.fromkeys(PEERS + SERVING_PEERS)
     for name in arguments.peers:
-        if name not in PEERS:
-            parser.error(f"there is no peer {name}; there are {', '.join(PEERS)}")
+        if name not in known:
+            parser.error(f"there is no peer {name}; there are {', '.join(known)}")
+    if arguments.rounds is None:
+        arguments.rounds = SERVING_ROUNDS if arguments.serving else ROUNDS
     if arguments.quick:
         arguments.rounds = 21
     if arguments.rounds < 1 or arguments.rest < 0:
         parser.error(f"--rounds {arguments.rounds} --rest {arguments.rest:g}: at least one round, and no negative rest")
-    choose_shapes(arguments)
     try:
+        check_serving(arguments)
+        choose_shapes(arguments)
         for name in ("shapes", "backward_shapes"):
             setattr(arguments, name, [Shape.parse(text) for text in getattr(arguments, name).split(",") if text])
     except ValueError as error:
@@ -80,12 +112,48 @@ def parse_arguments():
     return arguments
 
 
+def check_serving(arguments):
+    """Fills what --serving leaves open, and takes the lists apart. Raises ValueError."""
+    for name, usual in SERVING.items():
+        given = getattr(arguments, name)
+        if given and not arguments.serving:
+            raise ValueError(f"--{name.replace('_', '-')} needs --serving")
+        setattr(arguments, name, usual if given is None else given)
+    if not arguments.serving:
+        return
+    if arguments.sweep or arguments.backward or arguments.shapes:
+        raise ValueError("--serving is a part of its own, without --sweep, --backward and --shapes")
+    for name in ("layers", "rows", "formats", "kernels"):
+        setattr(arguments, name, [text for text in getattr(arguments, name).split(",") if text])
+    for name in arguments.formats:
+        if name not in report.FORMATS:
+            raise ValueError(f"--formats: there is no format {name}; there are {', '.join(report.FORMATS)}")
+    for text in arguments.rows:
+        if not text.isdecimal() or int(text) == 0:
+            raise ValueError(f"--rows: {text} is no number of rows")
+    arguments.rows = sorted({int(text) for text in arguments.rows})
+    arguments.layers = [layer_sizes(text) for text in arguments.layers]
+    if arguments.zero_points and "w4a16" not in arguments.formats:
+        raise ValueError(f"--zero-points are those of w4a16, which is not in --formats {','.join(arguments.formats)}")
+    arguments.group = {name: group_of(name, arguments.group) for name in arguments.formats}
+    for (k, n), (name, group) in itertools.product(arguments.layers, arguments.group.items()):
+        if group and k % group:
+            raise ValueError(f"--layers: of {k}x{n}, K is no multiple of {name}'s groups of {group}")
+
+
+def group_of(name, asked):
+    """w8a8 has a scale per channel; so has w8a16, unless asked."""
+    if name == "w8a8":
+        return 0
+    return asked if asked is not None else 0 if name == "w8a16" else 128
+
+
 def choose_shapes(arguments):
     """Of the forward, and of the backward. The usual ones for both, unless some are named."""
     named, arguments.backward_shapes = arguments.shapes, ""
     if arguments.backward:
         arguments.shapes, arguments.backward_shapes = "", ",".join(BACKWARD) if named is None else named
-    elif named is None and not arguments.sweep:
+    elif named is None and not (arguments.sweep or arguments.serving):
         arguments.shapes, arguments.backward_shapes = ",".join(TARGETS), ",".join(BACKWARD)
     else:
         arguments.shapes = named or ""
@@ -110,14 +178,30 @@ def load_peers(arguments):
 
         return Cutlass(arguments.built)
 
+    def vllm():
+        from gpu.peer_vllm import Vllm
+
+        return Vllm(arguments.vllm)
+
+    def humming():
+        from gpu.peer_humming import Humming
+
+        return Humming()
+
+    def read():
+        from gpu.peer_read import Read
+
+        return Read()
+
     def octile():
         from gpu.peer_octile import Octile
 
-        return Octile(arguments.library)
+        return Octile(arguments.library, arguments.kernels)
 
     makers = {"torch": Torch, "cublaslt": cublaslt, "triton": triton, "cutlass": cutlass}
+    makers |= {"vllm": vllm, "humming": humming, "read": read}
     peers, versions, missing = [], {}, {}
-    for name, make in [*((name, makers[name]) for name in PEERS if name in arguments.peers), ("octile", octile)]:
+    for name, make in [*((name, makers[name]) for name in makers if name in arguments.peers), ("octile", octile)]:
         try:
             peer = make()
         except Exception as error:  # whatever a peer throws is shown, and the peer skipped
@@ -161,6 +245,24 @@ class Run:
         contenders = [c for peer in self.peers for c in peer.backward(gradients)]
         return self.entry(shape, report.BACKWARD, contenders, Expected(gradients))
 
+    def serving(self, k, n):
+        """The entries of a layer. Its weights, and what the contenders make of them, are the same for all rows."""
+        import torch
+        from gpu.layer import Expected, Layer, Weight
+
+        a, weights = self.arguments, {}
+        dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[a.dtype]
+        for name in a.formats:
+            kind = int(name[1]), a.group[name], a.zero_points and name == "w4a16"
+            if kind not in weights:
+                bits, group, zero_points = kind
+                weights[kind] = Weight(k, n, bits, group, dtype, zero_points)
+            parts = [part for part in report.SERVING if part.split("-")[0] == name]
+            for m in a.rows:
+                layer = Layer(weights[kind], m, name)
+                contenders = [c for peer in self.peers for c in peer.serving(layer)]
+                yield self.entry(layer.shape, parts, contenders, Expected(layer))
+
     def entry(self, shape, parts, contenders, expected):
         """One entry of the document: each contender with its best setting, all of them in turns."""
         import torch
@@ -170,7 +272,7 @@ class Run:
         for contender in contenders:
             try:
                 settings = self.finalists(contender, shape)
-                verdicts = [expected.verdict(contender.task, call) for call in settings.values()]
+                verdicts = [expected.verdict(contender, call) for call in settings.values()]
             except Exception as error:  # as above
                 entry["skipped"][f"{contender.name}, {contender.part}"] = reason(error)
                 self.note_wrong(contender.name, f"{shape}, {contender.part}", error)
@@ -194,7 +296,7 @@ class Run:
         known = self.tuned.get(shape, {}).get(f"{contender.name}, {contender.part}")
         if known and all(text in settings for text in known):
             return {text: settings[text] for text in known}
-        if contender.part in report.BACKWARD:  # the two of each differ by little, and all take long
+        if contender.part not in report.PARTS:  # the two of each differ by little, and all take long
             return self.clock.finalists(settings, 1, rounds=4)
         return self.clock.finalists(settings, FINALISTS)
 
@@ -270,6 +372,7 @@ def facts(arguments, versions, missing):
     from gpu.clock import WARM_UP, gpu_facts
     from report import commit
 
+    serving = {"dtype": arguments.dtype, "group": arguments.group, "zero_points": arguments.zero_points}
     return {
         "date": datetime.date.today().isoformat(),
         "commit": arguments.commit or commit(ROOT),
@@ -280,6 +383,7 @@ def facts(arguments, versions, missing):
         "warm_up": WARM_UP,
         "versions": versions,
         "missing": missing,
+        **({"serving": serving} if arguments.serving else {}),
     }
 
 
@@ -302,7 +406,12 @@ def measure(arguments, peers, document):
             document[part].append(take(shape))
             progress(f"{part}, {shape}: {time.monotonic() - started:.1f} s")
             write(document, arguments.out)
-        if not arguments.sweep and not arguments.backward and not arguments.no_quantizers:
+        for k, n in arguments.layers if arguments.serving else ():
+            started = time.monotonic()
+            document["serving"] += run.serving(k, n)
+            progress(f"serving, {k}x{n}: {time.monotonic() - started:.1f} s")
+            write(document, arguments.out)
+        if not (arguments.sweep or arguments.backward or arguments.serving or arguments.no_quantizers):
             document["quantizers"], skipped = run.quantizers()
             document["facts"]["missing"] |= skipped
         if arguments.sweep:
@@ -326,7 +435,7 @@ def main():
         return 2
     peers, versions, missing = load_peers(arguments)
     document = {"facts": facts(arguments, versions, missing)}
-    document |= {part: [] for part in ("shapes", "backward", "quantizers", "sweep")}
+    document |= {part: [] for part in ("shapes", "backward", "quantizers", "sweep", "serving")}
     failed = measure(arguments, peers, document)
     write(document, arguments.out)
     print(report.markdown(document))

@@ -7,6 +7,8 @@ import torch
 
 ELEMENTS = {
     torch.int8: octile_c.Element(0, 8, 1),
+    torch.uint8: octile_c.Element(1, 8, 1),
+    torch.int32: octile_c.Element(0, 32, 1),
     torch.float16: octile_c.Element(2, 16, 1),
     torch.bfloat16: octile_c.Element(4, 16, 1),
     torch.float32: octile_c.Element(2, 32, 1),
@@ -26,12 +28,20 @@ def device(of):
 
 
 def tensor(t):
-    """A view that keeps its tensor alive."""
-    shape = (C.c_int64 * t.dim())(*t.shape)
-    strides = (C.c_int64 * t.dim())(*t.stride())
-    view = octile_c.Tensor(t.data_ptr(), device(t.device), t.dim(), ELEMENTS[t.dtype], shape, strides, 0)
-    view.keep = t
-    return view
+    """A view that keeps its tensor alive. Of a view itself."""
+    return t if isinstance(t, octile_c.Tensor) else view(t, ELEMENTS[t.dtype], t.shape, t.stride())
+
+
+def nibbles(t, columns):
+    """A view of bytes as rows of so many s4, two a byte."""
+    return view(t, octile_c.Element(0, 4, 1), (t.shape[0], columns), (columns, 1))
+
+
+def view(t, element, shape, strides):
+    sizes = C.c_int64 * len(shape)
+    made = octile_c.Tensor(t.data_ptr(), device(t.device), len(shape), element, sizes(*shape), sizes(*strides), 0)
+    made.keep = t
+    return made
 
 
 class Run:
@@ -68,6 +78,14 @@ def linear(library, shape, tensors, **fields):
     fields = {"m": shape.m, "n": shape.n, "k": shape.k, "device": device(tensors["x"].device), **fields}
     fields |= {"x": DTYPES[tensors["x"].dtype], "y": DTYPES[tensors["y"].dtype], "bias": int("bias" in tensors)}
     return Run(library.plan("linear", **fields), library.c.octile_linear_run, octile_c.RunArguments, tensors)
+
+
+def pack(library, tensors, **fields):
+    """A packed weight, of CPU tensors by name, for each m and device."""
+    plan = library.plan("linear", m=1, packed_weight=1, **fields)
+    packed = torch.empty(plan.packed_weight_size, dtype=torch.uint8)
+    library.pack(plan, packed=tensor(packed), **{name: tensor(t) for name, t in tensors.items()})
+    return packed
 
 
 def backward(library, shape, tensors, seed=0, **fields):

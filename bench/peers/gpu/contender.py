@@ -1,4 +1,4 @@
-"""What every peer hands to the run."""
+"""What every peer gives to the run."""
 
 import dataclasses
 import typing
@@ -13,9 +13,9 @@ class Contender:
     """
 
     name: str
-    part: str  # the table: of report.PARTS or report.BACKWARD
+    part: str  # the table: of report.PARTS, report.BACKWARD or report.SERVING
     # What is computed: "float", "sums", "product", "product, one scale", "layer", "layer, one scale"; of the backward
-    # "float", "one scale", "int8", "int8 in blocks"
+    # "float", "one scale", "int8", "int8 in blocks"; of serving "float", "sums", "int8", "read"
     task: str
     prepare: typing.Callable[[], dict]
 
@@ -26,3 +26,21 @@ class Quantizer:
     bytes_per_element: int  # that it must move, of an f16 X
     prepare: typing.Callable[[], typing.Callable[[], object]]
     check: typing.Callable[[], str] = lambda: ""
+
+
+class Peer:
+    """A library. What it has nothing to show for stays an empty list."""
+
+    versions = {}
+
+    def contenders(self, operands):
+        return []
+
+    def backward(self, gradients):
+        return []
+
+    def quantizers(self, x):
+        return []
+
+    def serving(self, layer):
+        return []

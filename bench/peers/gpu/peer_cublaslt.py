@@ -3,14 +3,14 @@
 import ctypes as C
 
 import torch
-from gpu.contender import Contender
+from gpu.contender import Contender, Peer
 
 
 class Operands(C.Structure):
     _fields_ = [(name, C.c_int64) for name in "mnk"] + [(name, C.c_void_p) for name in ("x", "w", "y")]
 
 
-class CublasLt:
+class CublasLt(Peer):
     def __init__(self, folder):
         torch.ones(16, 16, device="cuda").mm(torch.ones(16, 16, device="cuda"))  # loads torch's cuBLASLt, for both
         self.c = C.CDLL(str(folder / "cublaslt.so"))
@@ -45,12 +45,6 @@ class CublasLt:
             return {f"proposal {i + 1} of {count}": call_of(i) for i in range(count)}
 
         return [Contender("cuBLASLt", "product", "sums", prepare)]
-
-    def backward(self, _):
-        return []
-
-    def quantizers(self, _):
-        return []
 
 
 class Owner:

@@ -3,7 +3,7 @@
 import ctypes as C
 
 import torch
-from gpu.contender import Contender
+from gpu.contender import Contender, Peer
 
 SWIZZLES = (1, 2, 4, 8)
 RASTERS = {"": 0, ", along M": 1, ", along N": 2}
@@ -46,7 +46,7 @@ class Prepared:
         self.c.peer_destroy(self.handle)
 
 
-class Cutlass:
+class Cutlass(Peer):
     def __init__(self, folder):
         paths = sorted(folder.glob("cutlass_*.so"))
         if not paths:
@@ -93,9 +93,3 @@ class Cutlass:
             Contender("CUTLASS", "product", "product", lambda: self.settings(o, o.xq, o.x_scale, result())),
             Contender("Triton rows + CUTLASS", "layer", "layer", layer),
         ]
-
-    def backward(self, _):
-        return []
-
-    def quantizers(self, _):
-        return []

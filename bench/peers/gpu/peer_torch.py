@@ -1,10 +1,12 @@
-"""PyTorch: the float layer with its weight stored either way, and its bare integer product."""
+"""PyTorch: the float layer with its weight stored either way, its bare integer product, fp8, and 4-bit weights."""
 
 import torch
-from gpu.contender import Contender, Quantizer
+from gpu.contender import Contender, Peer, Quantizer
+
+TINYGEMM_ROWS = 256
 
 
-class Torch:
+class Torch(Peer):
     versions = {"torch": torch.__version__, "CUDA of torch": torch.version.cuda}
 
     def contenders(self, o):
@@ -76,3 +78,58 @@ class Torch:
             return lambda: y.copy_(x)
 
         return [Quantizer("torch copy_, f16", 4, copy)]
+
+    def serving(self, p):
+        def contender(name, part, task, prepare):
+            return Contender(name, part, task, lambda: {"": prepare(p)})
+
+        name = "cuBLAS " + {torch.float16: "f16", torch.bfloat16: "bf16"}[p.weight.dtype]
+        made = [contender(name, p.format, "float", linear)]
+        if p.format == "w8a8":
+            made.append(contender("torch fp8", "w8a8-product", "float", fp8))
+            made.append(contender("torch _int_mm", "w8a8-product", "sums", int_mm))
+        if p.format == "w4a16":
+            made.append(contender("tinygemm", "w4a16", "float", tinygemm))
+        return made
+
+
+def linear(p):
+    x, w = p.x, p.weight.floats
+    return lambda: torch.nn.functional.linear(x, w)
+
+
+def int_mm(p):
+    x, w = p.quantized[0], p.weight.q.T
+    return lambda: torch._int_mm(x, w)
+
+
+def fp8(p):
+    """Both operands given in fp8, a scale for each row of both; its result is bf16."""
+
+    def rounded(t):
+        scale = t.abs().amax(1, keepdim=True).float() / torch.finfo(torch.float8_e4m3fn).max
+        return (t.float() / scale).to(torch.float8_e4m3fn), scale
+
+    x, x_scale = rounded(p.x)
+    w, w_scale = p.weight.once("fp8", lambda: rounded(p.weight.exact))
+    w_scale = w_scale.T.contiguous()
+    return lambda: torch._scaled_mm(x, w.T, x_scale, w_scale, out_dtype=torch.bfloat16)
+
+
+def tinygemm(p):
+    """Scales, X and result are bf16, whatever the layer's are."""
+    w = p.weight
+    if p.shape.m > TINYGEMM_ROWS:
+        raise RuntimeError(f"takes a millisecond and more above {TINYGEMM_ROWS} rows")
+    if not w.group:
+        raise RuntimeError("takes groups alone")
+
+    def pack():
+        codes = w.codes.to(torch.uint8)
+        packed = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8)
+        zero = torch.zeros_like(w.scale) if w.zero is None else -w.zero * w.scale
+        return packed, torch.stack([w.scale.T, zero.T], 2).to(torch.bfloat16).contiguous()
+
+    packed, scales = w.once("tinygemm", pack)
+    x = p.x.to(torch.bfloat16)
+    return lambda: torch.ops.aten._weight_int4pack_mm(x, packed, w.group, scales)

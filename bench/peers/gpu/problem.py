@@ -49,10 +49,10 @@ class Expected:
     def __init__(self, o):
         rows = o.shape.m
         if rows > SAMPLED_ROWS:
-            picked = torch.randperm(rows - 2, device="cuda")[: SAMPLED_ROWS - 2] + 1
+            picked = torch.randperm(rows - 2, device=o.x.device)[: SAMPLED_ROWS - 2] + 1
             self.rows = torch.cat((picked.new_tensor([0, rows - 1]), picked))
         else:
-            self.rows = torch.arange(rows, device="cuda")
+            self.rows = torch.arange(rows, device=o.x.device)
         self.o, self.known = o, {}
 
     def values(self, task):
@@ -82,19 +82,22 @@ class Expected:
         bits = (sums.float().double() * both.double() + o.bias.double()).float().half()
         return value, bits
 
-    def verdict(self, task, call):
+    def bound(self, contender, dtype):
+        """Of the relative error: f16 keeps 11 bits, bf16 8."""
+        return 5e-3 if dtype == torch.bfloat16 else 1e-3
+
+    def verdict(self, contender, call):
         """ "exact", or the relative error in words. Raises where the result is wrong, or not written everywhere."""
         first = call()
         first.fill_(float("nan") if first.is_floating_point() else POISON)
         result = call()
         if unwritten := int((~torch.isfinite(result) if result.is_floating_point() else result == POISON).sum()):
             raise RuntimeError(f"WRONG: {unwritten} elements are not written, or not finite")
-        value, bits = self.values(task)
+        value, bits = self.values(contender.task)
         got = result[self.rows]
         if bits is not None and torch.equal(got, bits.to(got.dtype)):
             return "exact"
         error = float((got.double() - value).norm() / value.norm())
-        # f16 keeps 11 bits, bf16 8; an error of NaN is wrong too.
-        if not error < (5e-3 if result.dtype == torch.bfloat16 else 1e-3):
+        if not error < self.bound(contender, result.dtype):  # an error of NaN is wrong too
             raise RuntimeError(f"WRONG: relative error {error:.1e}")
         return f"within {error:.0e}"

@@ -17,9 +17,20 @@ BACKWARD = {
     "backward": "The whole backward",
     "step": "The training step",
 }
+FORMATS = ("w8a8", "w8a16", "w4a8", "w4a16")
+SERVING = {
+    "w8a8": "W8A8",
+    "w8a8-product": "W8A8, X given in 8 bits",
+    "w8a16": "W8A16",
+    "w4a8": "W4A8",
+    "w4a8-product": "W4A8, X given in 8 bits",
+    "w4a16": "W4A16",
+}
+CEILING = "plain read"  # of the weight's bytes: no peer
 # Moved for an element of dY. The pass reads it twice in 16 bits, and writes it twice in 8.
 BYTES = {"db": 2, "pass": 6}
 PRODUCTS = {"backward": 2, "step": 3}  # of 2 M N K operations; else one
+DATA = "int8 data: a normal times 30."
 ABOUT = {
     "product": "X in 8 bits, scales per token and per output channel, bias, f16 out. Floats: X in 16 bits. `_int_mm` "
     "and cuBLASLt: bare s32 sums; Triton: one scale for X.",
@@ -43,6 +54,10 @@ def is_ours(name):
     return name.startswith(OURS)
 
 
+def is_peer(name):
+    return not is_ours(name) and name != CEILING
+
+
 def operations(s):
     return 2 * s["m"] * s["n"] * s["k"]
 
@@ -63,7 +78,7 @@ def speed(s, microseconds, part="product"):
 def best_peer(s, part):
     """(name, how many times as fast ours is: the median over the rounds), or (None, None)."""
     rows = s[part]
-    theirs = [name for name in rows if name != OURS]
+    theirs = [name for name in rows if is_peer(name)]
     if not theirs:
         return None, None
     best = min(theirs, key=lambda name: rows[name]["us"])
@@ -128,6 +143,11 @@ def measured(sizes, curve):
 
 def sweep_table(sweep):
     """Of each weight and contender the slowest step to a neighbouring M."""
+    header = ["K x N", "us at M", "largest step between neighbours", "there"]
+    return f"## Every batch size\n\n{grid(header, step_rows(sweep))}"
+
+
+def step_rows(sweep):
     rows = []
     for s in sweep:
         for name, curve in s["curves"].items():
@@ -143,8 +163,7 @@ def sweep_table(sweep):
             ends = f"{points[0][1]:.1f} at {points[0][0]}, {points[-1][1]:.1f} at {points[-1][0]}"
             step = f"{(worst - 1) * 100:+.0f} %, {before} to {after}"
             rows.append([f"{s['k']} x {s['n']} {name}", ends, step, change])
-    header = ["K x N", "us at M", "largest step between neighbours", "there"]
-    return f"## Every batch size\n\n{grid(header, rows)}"
+    return rows
 
 
 def settings_list(shapes, parts=PARTS):
@@ -168,6 +187,17 @@ def clocks_table(shapes):
     return "## Clocks meanwhile\n\n" + grid(["M x K x N", "SM MHz", "memory MHz", "W", "degrees C"], rows)
 
 
+def serving_data(facts):
+    """The heading's sentence, of facts["serving"]."""
+    groups = {name: f"groups of {size}" if size else "a scale per channel" for name, size in facts["group"].items()}
+    listed = ", ".join(f"{SERVING[name]} {text}" for name, text in groups.items())
+    zeros = "; W4A16 with zero points" if facts["zero_points"] else ""
+    return (
+        f"X and results {facts['dtype']}, normal data, no bias; weights: {listed}{zeros}. Octile's 4-bit weights are packed "
+        "unless called plain."
+    )
+
+
 def heading(facts):
     versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
     gpu = facts["gpu"]
@@ -178,15 +208,15 @@ def heading(facts):
         f"{facts['date']}, commit {facts['commit']}, `{facts['command']}`.",
         f"Driver {gpu.get('driver', '?')}, {limits or 'limits unknown'}; {versions}.",
         f"CUDA events, median of {facts['rounds']} rounds after {facts['warm_up']}. In turns: a rest of "
-        f"{facts['rest']:g} times the work, a call, L2 flushed by writing 256 MB, the call that is timed. int8 data: "
-        "a normal times 30. T/s: 2 M N K / time / 10^12.",
+        f"{facts['rest']:g} times the work, a call, L2 flushed by writing 256 MB, the call that is timed. "
+        f"{serving_data(facts['serving']) if 'serving' in facts else DATA} T/s: 2 M N K / time / 10^12.",
     ]
     lines += [f"\nskipped: {name}: {reason}" for name, reason in facts["missing"].items()]
     return "\n".join(lines) + "\n"
 
 
 def markdown(document):
-    from gpu import backward_report  # which needs what is above
+    from gpu import backward_report, serving_report  # which need what is above
 
     shapes, parts = document["shapes"], [heading(document["facts"])]
     if shapes:
@@ -198,6 +228,8 @@ def markdown(document):
     gradients = document.get("backward", [])  # older files have none
     if gradients:
         parts.append(backward_report.tables(gradients))
+    if document.get("serving"):
+        parts.append(serving_report.tables(document["serving"]))
     if shapes or gradients:
         settings = settings_list(shapes) + settings_list(gradients, BACKWARD)
         parts += [f"## What was fastest, and whether it was right\n\n{settings}", clocks_table(shapes + gradients)]

@@ -19,3 +19,11 @@ class Shape:
 
     def __str__(self):
         return f"{self.m}x{self.k}x{self.n}"
+
+
+def layer_sizes(text):
+    """(K, N)"""
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not match or "0" in match.groups():
+        raise ValueError(f"{text} is not KxN, as 4096x14336")
+    return tuple(map(int, match.groups()))
