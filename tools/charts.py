@@ -369,8 +369,8 @@ TAIL = """## Add a run
 python3 tools/charts.py --add out/gpu_peers/gpu_peers.json --name h200-w8a8-product
 ```
 
-converts the output of `./dev gpu-peers`, `./dev peers --json FILE` or `octile bench --json` to a JSON file here, and draws it. Files written by hand need
-only the fields below. `./dev docs` and the tests call `tools/charts.py`, and the tests fail if a chart or this page does not match its JSON.
+converts the output of `./dev gpu-peers`, `./dev peers --json FILE` or `octile bench --json` to a JSON file here, and draws it. `--part` selects
+a table of `./dev gpu-peers`, such as `layer` or, of `--serving`, `w4a16`. Files written by hand need only the fields below. `./dev docs` and the tests call `tools/charts.py`, and the tests fail if a chart or this page does not match its JSON.
 
 | field | what |
 | --- | --- |
@@ -434,6 +434,7 @@ def of_gpu_peers(run, part):
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     gpu = facts["gpu"]
     own = list(dict.fromkeys(name for point in points for name in point["values"] if name.startswith("Octile")))
+    own.sort(key=lambda name: name != "Octile")  # the first one that a point has is compared
     found = {"chip": gpu["gpu"], "versions": versions, "unit": "us", "ours": own, "points": points, "section": SECTIONS[0]}
     return {**found, **({"driver": gpu["driver"]} if "driver" in gpu else {})}, facts
 

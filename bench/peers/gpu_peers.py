@@ -124,7 +124,10 @@ def check_serving(arguments):
     if arguments.sweep or arguments.backward or arguments.shapes:
         raise ValueError("--serving is a part of its own, without --sweep, --backward and --shapes")
     for name in ("layers", "rows", "formats", "kernels"):
-        setattr(arguments, name, [text for text in getattr(arguments, name).split(",") if text])
+        texts = [text for text in getattr(arguments, name).split(",") if text]
+        if not texts and name != "kernels":
+            raise ValueError(f"--{name} names none")
+        setattr(arguments, name, texts)
     for name in arguments.formats:
         if name not in report.FORMATS:
             raise ValueError(f"--formats: there is no format {name}; there are {', '.join(report.FORMATS)}")

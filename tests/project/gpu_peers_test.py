@@ -4,6 +4,7 @@ interface; what it says where nothing can be built or measured."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,30 @@ def document(**more):
     sweep = [{"k": 4096, "n": 14336, "m": sizes, "curves": curves, "settings": settings}]
     found = {"shapes": shapes, "backward": backward(), "quantizers": [copy, rows], "sweep": sweep}
     return {"facts": facts, **found, **more}
+
+
+def served(m, k, n, skipped=(), **parts):
+    found = {part.replace("_", "-"): {name: contender(us) for name, us in rows.items()} for part, rows in parts.items()}
+    return {"m": m, "k": k, "n": n, "skipped": dict(skipped), "clocks": {"clocks.sm": [1500 + m, 1980]}, **found}
+
+
+def serving(**more):
+    """Of two formats; M = 8 takes ours another kernel, and M = 1,024 is told as a speed."""
+    four = {"Marlin": 25.0, "humming": 24.0, "plain read": 13.0, "Octile, plain weight": 21.0}
+    absent = {"Machete, w4a16": "RuntimeError: no such operator"}
+    entries = [
+        served(1, 4096, 14336, absent, w4a16={**four, "Octile": 20.0}),
+        served(8, 4096, 14336, absent, w4a16={**four, "Octile": 30.0}),
+        served(64, 4096, 14336, absent, w4a16={**four, "Octile": 33.0}),
+        served(1024, 4096, 14336, w4a16={"Marlin": 400.0, "Octile": 200.0}),
+        served(1, 8192, 8192, w4a16={"Marlin": 30.0, "Octile": 25.0}),
+        served(1, 4096, 14336, w8a8={"vLLM": 30.0, "Octile": 24.0}, w8a8_product={"torch _int_mm": 40.0}),
+    ]
+    entries[1]["w4a16"]["Octile"] |= {"setting": "another tile", "check": "within 3e-04"}
+    empty = {"shapes": [], "backward": [], "quantizers": [], "sweep": []}
+    found = document(**empty, serving=entries, **more)
+    found["facts"]["serving"] = {"dtype": "f16", "group": {"w8a8": 0, "w4a16": 128}, "zero_points": False}
+    return found
 
 
 def cells(text, first):
@@ -171,6 +196,76 @@ class BackwardTableTest(unittest.TestCase):
         ElementTree.fromstring(chart.draw(older))
 
 
+class ServingTableTest(unittest.TestCase):
+    def section(self, heading, found=None):
+        return report.markdown(found or serving()).split(f"## {heading}\n")[1].split("\n## ")[0]
+
+    def test_a_table_for_each_format(self):
+        text = self.section("W4A16")
+        header = ["Marlin", "humming", "plain read", "Octile, plain weight", "Octile"]
+        self.assertEqual(cells(text, "M x K x N")[1:], [*header, "best peer", "Octile is faster by"])
+        row = cells(text, "1 x 4096 x 14336")[1:]
+        self.assertEqual(row, ["25.0 us", "24.0 us", "13.0 us", "21.0 us", "20.0 us", "humming", "1.20"])
+        row = cells(text, "1024 x 4096 x 14336")[1:]
+        self.assertEqual(row, ["301 T/s", "-", "-", "-", "601 T/s", "Marlin", "2.00"])
+        self.assertNotIn("W8A16", report.markdown(serving()))
+
+    def test_a_format_in_which_octile_is_missing(self):
+        self.assertEqual(cells(self.section("W8A8, X given in 8 bits"), "1 x 4096 x 14336")[1:], ["40.0 us", "torch _int_mm", "-"])
+
+    def test_means_and_least_ratios(self):
+        text = self.section("Beside the best peer of each shape")
+        # 1.2, 0.8, 24 / 33, 2 and 1.2; without the fourth up to 64 rows.
+        expected = ["1.11", "0.73 at 64 x 4096 x 14336", "0.96", "0.73 at 64 x 4096 x 14336"]
+        self.assertEqual(cells(text, "W4A16")[1:], expected)
+        self.assertEqual(cells(text, "W8A8")[1:], ["1.25", "1.25 at 1 x 4096 x 14336"] * 2)
+        self.assertNotIn("W8A8, X given", text)
+
+    def test_largest_step_of_ours(self):
+        rows = self.section("From one number of rows to the next, up to 256").split("\n")
+        self.assertEqual([row for row in rows if "Octile |" in row], [
+            "| W4A16 | 4096 x 14336 Octile | 20.0 at 1, 33.0 at 64 | +50 %, 1 to 8 | a tile, another tile |"
+        ])  # fmt: skip
+        self.assertFalse([row for row in rows if "Marlin" in row])
+
+    def test_what_ran_for_which_rows(self):
+        text = self.section("What ran, and whether it was right")
+        ran = "a tile (M = 1), another tile (M = 8), a tile (M = 64 to 1024); exact or within 3e-04"
+        self.assertIn(f"- 4096 x 14336, W4A16, Octile: {ran}\n", text)
+        self.assertNotIn("plain read", text)
+        reason = "- skipped: Machete, w4a16: RuntimeError: no such operator (1 x 4096 x 14336; and 2 more)"
+        self.assertEqual(text.count("skipped: Machete"), 1)
+        self.assertIn(reason, text)
+
+    def test_clocks_of_a_layer(self):
+        self.assertEqual(cells(self.section("Clocks meanwhile"), "1 to 1024 x 4096 x 14336")[1], "1501 to 1980")
+
+    def test_heading_names_the_weights(self):
+        text = report.markdown(serving())
+        self.assertIn("weights: W8A8 a scale per channel, W4A16 groups of 128. Octile's", text)
+        self.assertNotIn("a normal times 30", text)
+        ElementTree.fromstring(chart.draw(serving()))
+
+    def test_charts_of_a_format(self):
+        with tempfile.TemporaryDirectory(prefix="octile-peers-") as scratch:
+            shutil.copytree(SOURCE / "docs/benchmarks", Path(scratch) / "docs/benchmarks")
+            (Path(scratch) / "tools").mkdir()
+            shutil.copy(SOURCE / "tools/charts.py", Path(scratch) / "tools")
+            run = Path(scratch) / "run.json"
+            run.write_text(json.dumps(serving()))
+            command = [sys.executable, Path(scratch) / "tools/charts.py", "--add", run, "--name", "new", "--part"]
+            done = subprocess.run([*command, "w4a16"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            made = json.loads((Path(scratch) / "docs/benchmarks/new.json").read_text())
+            self.assertEqual([point["name"] for point in made["points"]][::3], ["1 x 4096 x 14336", "1024 x 4096 x 14336"])
+            self.assertEqual((made["kind"], made["unit"], made["command"]), ("ratio", "us", "./dev gpu-peers"))
+            picture = (Path(scratch) / "docs/benchmarks/new.svg").read_text()
+            self.assertIn("Marlin: 0.80 of Octile", picture)
+            self.assertNotIn("plain", picture)  # no peer, and ours
+            done = subprocess.run([*command, "w8a16"], capture_output=True, text=True)
+            self.assertIn("no figures to draw", done.stderr)
+
+
 class ChartTest(unittest.TestCase):
     SVG = "{http://www.w3.org/2000/svg}"
 
@@ -243,10 +338,28 @@ class CommandTest(unittest.TestCase):
             self.assertEqual((out / "gpu_peers.svg").read_text(), chart.draw(document()))
 
     def test_wrong_command_lines(self):
-        for arguments in (["--peers", "eigen"], ["--shapes", "4096x4096"], ["--rounds", "0"]):
-            done = self.run_script("gpu_peers.py", *arguments)
-            self.assertEqual(done.returncode, 2, arguments)
-            self.assertIn(arguments[1], done.stderr)
+        for line, told in {
+            "--peers eigen": "eigen",
+            "--shapes 4096x4096": "4096x4096",
+            "--rounds 0": "--rounds 0",
+            "--layers 64x64": "--layers needs --serving",
+            "--zero-points": "--zero-points needs --serving",
+            "--serving --formats w8a8,w4a4": "there is no format w4a4; there are w8a8",
+            "--serving --formats ,": "--formats names none",
+            "--serving --layers 4096": "4096 is not KxN",
+            "--serving --layers 64x64,0x64": "0x64 is not KxN",
+            "--serving --layers 4096x4096,4100x64": "4100x64, K is no multiple of w4a8's groups of 128",
+            "--serving --rows 1,x": "x is no number of rows",
+            "--serving --rows 0": "0 is no number of rows",
+            "--serving --group 48": "48",
+            "--serving --dtype f64": "f64",
+            "--serving --zero-points --formats w4a8": "w4a16, which is not in --formats w4a8",
+            "--serving --shapes 64x64x64": "without --sweep, --backward and --shapes",
+            "--serving --sweep": "without --sweep",
+        }.items():
+            done = self.run_script("gpu_peers.py", *line.split())
+            self.assertEqual(done.returncode, 2, line)
+            self.assertIn(told, done.stderr.splitlines()[-1])
 
     def test_without_a_compiler_nothing_is_built(self):
         with tempfile.TemporaryDirectory(prefix="octile-peers-") as scratch:

@@ -1,8 +1,11 @@
 """bench/peers/gpu without a GPU: weights packed for other kernels beside their plain definitions, Octile's contenders on the
 CPU, and whether a wrong result is found."""
 
+import functools
+import json
 import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -149,6 +152,65 @@ def test_zero_points_lie_as_marlin_reads_them():
 def test_types_have_the_numbers_of_vllm():
     assert peer_vllm.scalar_type(4, 8) == 1125899907892224  # uint4b8
     assert peer_vllm.scalar_type(8, 128) == 1125899923621888  # uint8b128
+
+
+class Clock:
+    """Each call once a round, all as fast."""
+
+    def rounds(self, calls, count):
+        for call in calls:
+            call()
+        return [[1e-5] * count for _ in calls]
+
+    def finalists(self, settings, keep, rounds):
+        return dict(list(settings.items())[:keep])
+
+
+def test_a_run_has_every_contender_or_its_reason(monkeypatch):
+    import gpu.layer
+    import gpu_peers
+    from gpu.peer_torch import Torch
+
+    command = [
+        "gpu_peers.py",
+        "--serving",
+        "--layers",
+        "256x48",
+        "--rows",
+        "32,1",
+        "--zero-points",
+        "--kernels",
+        "w4a16_gemm",
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(gpu.layer, "Weight", functools.partial(Weight, device="cpu"))
+    run = object.__new__(gpu_peers.Run)
+    run.arguments, run.clock, run.tuned, run.failed = gpu_peers.parse_arguments(), Clock(), {}, []
+    run.monitor = types.SimpleNamespace(since=lambda start: {})
+    run.peers = [Torch(), octile()]
+    run.peers[1].rows = run.arguments.kernels
+    entries = list(run.serving(256, 48))
+    assert not run.failed
+    assert [(s["m"], next(part for part in gpu_peers.report.SERVING if part in s)) for s in entries] == [
+        (m, name) for name in ("w8a8", "w8a16", "w4a8", "w4a16") for m in (1, 32)
+    ]
+    few, *_, last = entries
+    assert few["w8a8"].keys() == {"cuBLAS f16", "Octile"} and few["w8a8"]["Octile"]["check"] == "exact"
+    assert few["w8a8-product"]["torch _int_mm"]["check"] == few["w8a8-product"]["Octile"]["check"] == "exact"
+    assert last["w4a16"].keys() == {"cuBLAS f16", "Octile", "Octile, plain weight"}
+    assert last["w4a16"]["cuBLAS f16"]["check"].startswith("within") and last["w4a16"]["Octile"]["us"] == 10
+    # The CPU has no tinygemm by this name, and no row of the GPU's.
+    assert last["skipped"].keys() == {
+        f"{name}, w4a16" for name in ("tinygemm", "Octile, w4a16_gemm", "Octile, plain weight, w4a16_gemm")
+    }
+    facts = {"dtype": "f16", "group": run.arguments.group, "zero_points": True}
+    assert facts["group"] == {"w8a8": 0, "w8a16": 0, "w4a8": 128, "w4a16": 128}
+    assert "W4A16 groups of 128; W4A16 with zero points" in gpu_peers.report.serving_data(facts)
+    from gpu import serving_report
+
+    assert "| 32 x 256 x 48 | 10.0 us | 10.0 us | 10.0 us | cuBLAS f16 | 1.00 |" in serving_report.tables(
+        json.loads(json.dumps(entries))
+    )
 
 
 def test_without_a_vllm(monkeypatch):

@@ -70,8 +70,8 @@ class Vllm(Peer):
         eight = "int8" if p.format.endswith("a8") else "float"
         made = {
             "w8a8": [
-                ("vLLM CUTLASS", "w8a8", lambda: self.scaled_mm(p, given=False)),
-                ("vLLM CUTLASS", "w8a8-product", lambda: self.scaled_mm(p, given=True)),
+                ("vLLM", "w8a8", lambda: self.scaled_mm(p, given=False)),
+                ("vLLM", "w8a8-product", lambda: self.scaled_mm(p, given=True)),
             ],
             "w4a8": [
                 ("Marlin", "w4a8", lambda: self.marlin_int8(p, given=False)),

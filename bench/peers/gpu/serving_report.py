@@ -153,6 +153,6 @@ def clocks(serving):
             for name, (low, high) in (s.get("clocks") or {}).items():
                 span = found.setdefault(name, [low, high])
                 span[:] = min(span[0], low), max(span[1], high)
-        sizes = sorted(s["m"] for s in group)
-        lines.append({"m": f"{sizes[0]} to {sizes[-1]}", "k": k, "n": n, "clocks": found})
+        sizes = sorted({s["m"] for s in group})
+        lines.append({"m": " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))), "k": k, "n": n, "clocks": found})
     return clocks_table(lines)
