@@ -24,6 +24,7 @@ constexpr std::int64_t kMinOuterRows = 64;  // from which rows stream past what 
 constexpr std::int64_t kMaxSpan = 8;        // column blocks in a part
 constexpr std::int64_t kNarrowRows = 16;    // rows from which it pays to look for narrow sums first
 constexpr std::int64_t kMaxDepth = 1024;    // of any kernel
+constexpr std::int64_t kManyTerms = 2048;
 constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
 constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
 static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
@@ -108,7 +109,12 @@ std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
 }
 
 // Whether rows of left stream past a block of right, and how many terms of it then stay in the L2 cache.
-bool streams(const PanelKernel& kernel, std::int64_t rows) { return kernel.stream_rows > 0 && rows > kernel.rows; }
+bool streams(const PanelKernel& kernel, const GemmProblem& p, std::int64_t rows) {
+  if (kernel.stream_rows == 0 || rows <= kernel.rows) return false;
+  if (kernel.a != AForm::tiled) return true;
+  // The tiles of AMX finish few terms so fast that f32 y has to be written in long rows.
+  return !p.grouped() && p.a_block == 0 && (p.k >= kManyTerms || bits(p.y) == 16);
+}
 std::int64_t stream_depth(const PanelKernel& kernel, std::int64_t depth_bytes) {
   const std::int64_t in_cache = second_level_cache() / 4 / (kMaxPanels * depth_bytes) / kS8Depth * kS8Depth;
   return std::clamp(in_cache, kernel.depth, kMaxNarrowBlocks * kNarrowDepth);
@@ -148,7 +154,7 @@ struct Memory {
         p.grouped() && (p.b.group > kPackedBytes || kernel.a == AForm::tiled || (s4 && p.b_major == Major::outer));
     // A right operand that is contiguous along its channels takes so long to pack that only one part should do it.
     const bool outer = (p.y_major == Major::outer ? p.a_major : p.b_major) == Major::outer;
-    const bool may_stream = kernel.stream_rows > 0 && !p.grouped() && p.a_block == 0;
+    const bool may_stream = kernel.stream_rows > 0 && kernel.a != AForm::tiled && !p.grouped() && p.a_block == 0;
     const bool dot_groups =
         kernel.group_dot && s4 && !p.b.zero_point && (p.b.group == 32 || p.b.group == 64 || p.b.group % 128 == 0);
     dots = !p.b_packed && !outer && ((may_stream && run_rows <= kernel.dot_rows) || (dot_groups && run_rows <= 1));
@@ -243,7 +249,7 @@ void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& me
 // thread then writes 7 GB/s (Sapphire Rapids). It is narrow where there would be too few parts for the threads.
 class Order {
  public:
-  Order(const PanelKernel& kernel, const GemmView& p, const Memory& memory, int threads)
+  Order(const PanelKernel& kernel, const GemmView& p, const Memory& memory, bool streams, int threads)
       : rows_(p.rows), cols_(p.cols) {
     if (!memory.packs_in_parts && !memory.dots && cols_ * memory.channel_bytes <= second_level_cache() / 2 &&
         rows_ >= threads * kTiledRows) {
@@ -251,10 +257,15 @@ class Order {
       return;
     }
     constexpr std::int64_t kPartsOfAThread = 3;
-    if (memory.streams_parts || (streams(kernel, rows_) && !memory.packs_in_parts && !memory.dots)) {
+    if (memory.streams_parts || (streams && !memory.packs_in_parts && !memory.dots)) {
       channels_ = kBlockChannels;
       spans_ = ceil_div(cols_, channels_);
-      for (row_block_ = kStreamRows;; row_block_ /= 2) {
+      row_block_ = kStreamRows;
+      // The tiles of AMX are so fast that left has to come from the L2 cache.
+      if (kernel.a == AForm::tiled) {
+        while (row_block_ > kMaxRows / 2 && row_block_ * memory.stride > second_level_cache() * 5 / 8) row_block_ /= 2;
+      }
+      for (;; row_block_ /= 2) {
         band_ = row_block_;
         if (threads == 1 || row_block_ < kMaxRows || parts() >= kPartsOfAThread * threads) return;
       }
@@ -317,10 +328,10 @@ class Multiplication {
         memory_(kernel, problem, p_.rows, launch.workspace.data),
         layout_(packed_layout(problem)),
         in_groups_(problem.grouped()),
-        streams_(streams(kernel, p_.rows)),
+        streams_(streams(kernel, problem, p_.rows)),
         folds_(in_groups_ || problem.a_block > 0),
-        finishes_(kernel.finishes && !folds_ && std::is_same_v<Real, float> && !p_.accumulate &&
-                  !(p_.bias.present() && p_.bias_per_row)),
+        finishes_(kernel.finishes && (streams_ || kernel.a != AForm::tiled || p_.rows <= kernel.rows) && !folds_ &&
+                  std::is_same_v<Real, float> && !p_.accumulate && !(p_.bias.present() && p_.bias_per_row)),
         depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
     packed_ = problem.b_packed || memory_.as_caller;
     if (packed_) {
@@ -356,7 +367,7 @@ class Multiplication {
                     {memory_.panels + part * kMaxPanels * panel_bytes_, panel_bytes_});
       });
     }
-    const Order order(kernel_, p_, memory_, threads);
+    const Order order(kernel_, p_, memory_, streams_, threads);
     parallel_for(threads, order.parts(), [&](std::int64_t part, int thread) {
       if (kernel_.configure) kernel_.configure();
       multiply(order.rows(part), order.cols(part), memory_.threads + thread * memory_.thread_bytes);
@@ -504,17 +515,23 @@ class Multiplication {
       }
       run.finish = finishes_ && term + block >= depth ? &to_y : nullptr;
       // Where rows stream past right, each of the first tiles fetches a panel of the next block, and the last of
-      // three two.
+      // three two; or, where they multiply fast, each its share of all panels.
       const std::uint8_t* next = !streams_ || !panels_  ? nullptr
                                  : term + block < depth ? run.b + block * depth_bytes_
                                  : cols.first + kBlockChannels < p_.cols
                                      ? run.b + kMaxPanels * panel_bytes_ - term * depth_bytes_
                                      : nullptr;
+      run.later_lines = static_cast<int>(ceil_div(kS8Depth * depth_bytes_ / kLine, tiles));
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
+        const std::int64_t number = i / tile_rows;
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
         run.row = i;
-        run.later_panels = i + tile_rows >= rows.count && i / tile_rows + 1 < run.panels ? 2 : 1;
-        run.later = next && i < run.panels * tile_rows ? next - run.b + i / tile_rows * panel_bytes_ : 0;
+        run.later_panels = i + tile_rows >= rows.count && number + 1 < run.panels ? 2 : 1;
+        if (kernel_.a == AForm::tiled) {
+          run.later = next ? next - run.b + number * run.depth / kS8Depth * run.later_lines * kLine : 0;
+        } else {
+          run.later = next && number < run.panels ? next - run.b + number * panel_bytes_ : 0;
+        }
         // A tile that meets all terms at once leaves nothing for later ones.
         const std::int64_t place = !streams_ ? i * s.sums_stride + at : block < depth ? i * s.sums_stride : 0;
         if (folds_) {

@@ -72,6 +72,7 @@ struct TileRun {
   std::int64_t row;            // of the part, for `finish`
   std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
   int later_panels;            // this many of them, 1 or 2
+  int later_lines;             // AForm::tiled: instead, of each panel this many lines with every 64 terms
   bool whole;                  // `depth` is a whole panel, and the next one follows it
   bool one_panel;              // at a time, for a row alone
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known

@@ -5,21 +5,21 @@
 //   lines(b, c, depth, scratch)       the lines of 64 of a panel's `depth` terms, from term c on; 0 where there are fewer
 #pragma once
 
+#define OCTILE_TILE __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl")))
+
 #include <immintrin.h>
 
 #include <algorithm>
 
+#include "base/ceil_div.h"
+#include "cpu/gemm/finish_avx512.h"
 #include "cpu/gemm/integer_panels.h"
 #include "cpu/gemm/tiles.h"
 #include "plan/packed_weight.h"
 
-#define OCTILE_TILE __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw")))
-
 namespace octile::cpu {
 
 namespace {
-
-constexpr __mmask16 kAllLanes = 0xffff;
 
 static_assert(kTileRows == kTiledRows && kTileBytes == kS8Depth);
 
@@ -30,6 +30,50 @@ OCTILE_TILE void configure() {
 
 OCTILE_TILE void release() { _tile_release(); }
 
+// What a tile fetches while it multiplies, a part of it with every 64 terms: its share of the next block of b, into the
+// L2 cache, and towards the end the rows of y that it will write.
+class Ahead {
+ public:
+  OCTILE_TILE_INLINE Ahead(const TileRun& run, int first, int rows, int panels)
+      : b_(run.b + run.later + first * run.b_stride), lines_(run.later != 0 ? run.later_lines : 0) {
+    if (!run.finish) return;
+    const TileFinish& f = *run.finish;
+    const std::int64_t y_bytes = bits(f.y_type) / 8;
+    const std::int64_t steps = ceil_div(run.depth, std::int64_t{kTileBytes});
+    y_stride_ = f.y_stride * y_bytes;
+    y_ = static_cast<const std::uint8_t*>(f.y) + run.row * y_stride_ + first * kPanelChannels * y_bytes;
+    y_last_ = panels * kPanelChannels * y_bytes - 1;
+    rows_ = rows;
+    rows_at_once_ = static_cast<int>(ceil_div(std::int64_t{rows}, steps));
+    wait_ = steps - ceil_div(rows, rows_at_once_);
+  }
+
+  template <int panels>
+  OCTILE_TILE_INLINE void step(std::int64_t b_stride) {
+    for (int i = 0; i < lines_; ++i, b_ += kPanelLine) {
+      _mm_prefetch(b_, _MM_HINT_T1);
+      if constexpr (panels == 2) _mm_prefetch(b_ + b_stride, _MM_HINT_T1);
+    }
+    if (wait_-- > 0) return;
+    for (int i = 0; i < rows_at_once_ && rows_ > 0; ++i, --rows_, y_ += y_stride_) {
+      __builtin_prefetch(y_, 1);
+      __builtin_prefetch(y_ + y_last_, 1);
+    }
+  }
+
+ private:
+  const std::uint8_t* b_;
+  int lines_;
+  const std::uint8_t* y_ = nullptr;
+  std::int64_t y_stride_ = 0, y_last_ = 0, wait_ = 0;  // steps
+  int rows_ = 0, rows_at_once_ = 0;
+};
+
+struct NothingAhead {
+  template <int>
+  void step(std::int64_t) const {}
+};
+
 template <class Terms, Fold kFold>
 struct Tile : Terms {
   // (row tiles, panels) of sums, from panel `first` on.
@@ -37,19 +81,25 @@ struct Tile : Terms {
   OCTILE_TILE static void run(const TileRun& run, int first) {
     const std::uint8_t* a = run.a;
     const std::uint8_t* b = run.b + first * run.b_stride;
+    const int rows = std::min(run.rows, row_tiles * kTileRows);
     if constexpr (kFold == Fold::none) {
       std::int32_t* sums = run.sums + first * kPanelChannels;
       run.accumulate ? load<row_tiles, panels>(sums, run.sums_stride) : zero();
-      multiply<row_tiles, panels>(run, a, b);
-      store<row_tiles, panels>(sums, run.sums_stride);
+      multiply<row_tiles, panels>(run, a, b, Ahead(run, first, rows, panels));
+      if (!run.finish) return store<row_tiles, panels>(sums, run.sums_stride);
+      alignas(64) std::int32_t finished[row_tiles * kTileRows][panels * kPanelChannels];
+      store<row_tiles, panels>(finished[0], panels * kPanelChannels);
+      const TileFinish f = *run.finish;
+      int i = 0;
+      for (; i + 4 <= rows; i += 4) finish<4, panels>(f, run.row + i, first, finished + i);
+      for (; i < rows; ++i) finish<1, panels>(f, run.row + i, first, finished + i);
     } else {
       const GroupRun group = run.group;
-      const int rows = std::min(run.rows, row_tiles * kTileRows);
       // Two of them, so that the tiles of a group needn't wait until the one before is folded.
       alignas(64) std::int32_t sums[2][row_tiles * kTileRows][panels * kPanelChannels];
       for (std::int64_t g = 0; g < group.groups; ++g) {
         zero();
-        multiply<row_tiles, panels>(run, a, b);
+        multiply<row_tiles, panels>(run, a, b, NothingAhead());
         store<row_tiles, panels>(sums[g % 2][0], panels * kPanelChannels);
         fold<panels>(group, first, g, rows, sums[g % 2]);
         a += run.depth * kTileRows;
@@ -85,8 +135,19 @@ struct Tile : Terms {
     if constexpr (row_tiles == 2 && panels == 2) _tile_stored(3, lower + kPanelChannels, 4 * stride);
   }
 
-  template <int row_tiles, int panels>
-  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const std::uint8_t* a, const std::uint8_t* b) {
+  template <int rows, int panels>
+  OCTILE_TILE_INLINE static void finish(const TileFinish& f, std::int64_t row, int first,
+                                        const std::int32_t (*sums)[panels * kPanelChannels]) {
+    __m512i sum[rows][panels];
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < panels; ++j) sum[i][j] = _mm512_load_si512(sums[i] + j * kPanelChannels);
+    }
+    finish_sums(f, row, first, sum);
+  }
+
+  template <int row_tiles, int panels, class Ahead>
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const std::uint8_t* a, const std::uint8_t* b,
+                                          Ahead ahead) {
     // By turns, so that lines needn't wait until the ones before are loaded.
     alignas(64) std::uint8_t scratch[2][panels][std::max(Terms::kScratch, 1)];
     const std::uint8_t* lower_a = a + kTileRows * run.a_stride;
@@ -100,6 +161,7 @@ struct Tile : Terms {
       if constexpr (panels == 2) _tile_dpbssd(1, 4, 7);
       if constexpr (row_tiles == 2) _tile_dpbssd(2, 5, 6);
       if constexpr (row_tiles == 2 && panels == 2) _tile_dpbssd(3, 5, 7);
+      ahead.template step<panels>(run.b_stride);
     }
   }
 
@@ -141,6 +203,7 @@ template <class Terms>
 constexpr PanelKernel amx_kernel() {
   PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::tiled);
   kernel.depth = 512;
+  kernel.finishes = true;
   kernel.configure = configure;
   kernel.release = release;
   return kernel;

@@ -15,7 +15,11 @@ struct Terms : TermsOfTiles {
   }
 };
 
-constexpr PanelKernel kKernel = amx_kernel<Terms>();
+constexpr PanelKernel kKernel = [] {
+  PanelKernel kernel = amx_kernel<Terms>();
+  kernel.stream_rows = kernel.rows;
+  return kernel;
+}();
 
 std::string supports(const GemmProblem& p) {
   if (p.grouped() && p.b.group % kTileBytes != 0) return "takes groups of 64 terms and more, which fill a tile's rows";
