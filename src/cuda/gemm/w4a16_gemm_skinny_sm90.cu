@@ -86,7 +86,8 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
 }
 
 template <class F>
-SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const NibbleWeight& w, int token_rows) {
+SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const NibbleWeight& w, int token_rows,
+                   int step_groups) {
   SkinnyMaps maps = {};
   maps.tokens = tensor_map(kName, o.a, {token_rows, F::terms / 2, true});
   const auto map_of = [&](const void* data, DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
@@ -99,10 +100,10 @@ SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const Nibb
   }
   const std::int64_t panels = ceil_div(problem.n, kPanelChannels);
   const std::int64_t cols = std::int64_t{w.groups} * kPanelChannels;
-  constexpr TmaTile kGroup = {F::rows / kPanelChannels, kPanelChannels, false};
-  maps.weight = tensor_map(kName, LinePanels{w.values, panels, problem.k / 8, kGroup.rows, F::terms / 8});
-  maps.scales = map_of(w.scales, DType::f32, panels, cols, cols, kGroup);
-  if (F::zeros) maps.zeros = map_of(w.zeros, DType::u8, panels, cols, cols, kGroup);
+  const TmaTile of_step = {F::rows / kPanelChannels, step_groups * static_cast<int>(kPanelChannels), false};
+  maps.weight = tensor_map(kName, LinePanels{w.values, panels, problem.k / 8, of_step.rows, F::terms / 8});
+  maps.scales = map_of(w.scales, DType::f32, panels, cols, cols, of_step);
+  if (F::zeros) maps.zeros = map_of(w.zeros, DType::u8, panels, cols, cols, of_step);
   return maps;
 }
 
@@ -112,9 +113,10 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   SkinnyArguments p;
   p.weight = nibble_weight(problem, o);
   p.token_rows = static_cast<int>(std::min<std::int64_t>(F::tokens, ceil_div(o.a.rows(), 8) * 8));
-  const SkinnyMaps maps = maps_of<F>(problem, o, p.weight, p.token_rows);
-  if (p.weight.groups == 1) p.weight.scale.col = p.weight.zero.col = 0;
   p.group_folds = F::folds > 1 ? p.weight.group / 32 : 1;
+  p.step_groups = F::folds / p.group_folds;
+  const SkinnyMaps maps = maps_of<F>(problem, o, p.weight, p.token_rows, p.step_groups);
+  if (p.weight.groups == 1) p.weight.scale.col = p.weight.zero.col = 0;
   p.tokens = static_cast<int>(o.a.rows());
   p.steps = static_cast<int>(ceil_div(problem.k, F::terms));
   p.parts = parts;

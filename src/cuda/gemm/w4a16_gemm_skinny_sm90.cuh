@@ -51,16 +51,22 @@ struct Reader {
   using Words = std::uint32_t[F::in_order ? 4 : 2][2];
 
   std::uint32_t place;
-  std::uint32_t row;  // the first of its rows, in elements of scales
+  std::uint32_t row;         // the first of its rows, in elements of a step's scales
+  std::uint32_t next_tile;   // elements from one tile to the next
+  std::uint32_t half_folds;  // 1 where two folds share a group
   struct Nothing {};
   std::conditional_t<F::in_order, PairOfWord<T, true>, Nothing> pair_of_word;
 
-  __device__ Reader() {
+  __device__ explicit Reader(const SkinnyArguments& p) {
     const unsigned lane = threadIdx.x % 32;
     const auto sixteen = static_cast<unsigned>(first_sixteen<F>());
-    row = sixteen * 16 + static_cast<unsigned>(rows_of<F::packed>(static_cast<int>(lane)).x);
+    const auto groups = static_cast<unsigned>(F::folds == 1 ? 1 : p.step_groups);
+    const auto of_sixteen = static_cast<unsigned>(rows_of<F::packed>(static_cast<int>(lane)).x);
+    row = sixteen * groups * 16 + of_sixteen;
+    next_tile = 4 * groups * 16;
+    half_folds = static_cast<unsigned>(p.group_folds - 1);
     if constexpr (F::packed) {
-      const unsigned pair = row % 16 / 2;
+      const unsigned pair = of_sixteen / 2;
       const unsigned line = F::in_order ? 0 : lane % 4;
       place = sixteen * 1024 + line * 64 + (pair / 2 ^ line / 2) * 16 + pair % 2 * 8;
     } else {
@@ -85,8 +91,13 @@ struct Reader {
     }
   }
 
+  // Of the first of its rows.
+  __device__ unsigned scale_of(int tile, int fold) const {
+    return row + tile * next_tile + (F::folds == 1 ? 0 : (static_cast<unsigned>(fold) >> half_folds) * 16);
+  }
+
   __device__ void read_scales(const Shared<F>& shared, int stage, int tile, int fold, float (&to)[2]) const {
-    const float* const at = &shared.scales[stage][fold][tile * 4][0] + row;
+    const float* const at = shared.scales[stage] + scale_of(tile, fold);
     if constexpr (F::packed) {
       const float2 two = *reinterpret_cast<const float2*>(at);
       to[0] = two.x, to[1] = two.y;
@@ -103,7 +114,7 @@ struct Reader {
 
   __device__ void read_offsets(const Shared<F>& shared, int stage, int tile, int fold, RowOffset (&to)[2]) const {
     if constexpr (F::zeros) {
-      const auto* const at = &shared.zeros[stage][fold][tile * 4][0] + row;
+      const auto* const at = shared.zeros[stage] + scale_of(tile, fold);
       if constexpr (F::packed) {
         const unsigned two = *reinterpret_cast<const std::uint16_t*>(at);
         to[0] = offset(two & 255);
@@ -147,11 +158,11 @@ struct RingPositions {
 // next set of a tile is converted. read_all() is called once the last words have been read. `position` goes from the
 // first step to the last one, whose stages are not released.
 template <class F, class ReadAll>
-__device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& shared, int steps,
-                         RingPositions<F>& position, const ReadAll& read_all) {
+__device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& shared, const SkinnyArguments& p,
+                         int steps, RingPositions<F>& position, const ReadAll& read_all) {
   using T = typename F::T;
   constexpr int kFoldSets = F::sets / F::folds;
-  const Reader<F> reader;
+  const Reader<F> reader(p);
   auto& at = position.weight;
   auto& token_at = position.tokens;
   Fragment fragments[2][F::row_tiles][2];
@@ -379,7 +390,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     float sums[kUnits][F::unit_tokens / 2];
     RingPositions<F> position;
-    multiply<F>(sums, shared, place.steps, position, [&] { ptx::cluster_arrive_relaxed(); });
+    multiply<F>(sums, shared, p, place.steps, position, [&] { ptx::cluster_arrive_relaxed(); });
     ptx::cluster_wait();  // the other blocks have read their weight, which the sums replace
     exchange.send(sums, shared);
     ptx::cluster_arrive_release();

@@ -24,16 +24,15 @@ struct SkinnyArguments {
   int steps = 0;
   int parts = 1;        // of K: blocks of a cluster
   int group_folds = 1;  // groups of 64 are two folds
+  int step_groups = 1;  // whose scales a step loads
   Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
   bool y_aligned = false;  // for two elements at a time
 
-  // Of a step's fold. Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
-  __device__ int group_of(int folds, int step, int fold) const {
-    return weight.groups == 1 ? 0 : folds == 1 ? step : (step * folds + fold) / group_folds;
-  }
+  // The first group of a step.
+  __device__ int group_of(int step) const { return weight.groups == 1 ? 0 : step * step_groups; }
 };
 
 struct SkinnyMaps {
@@ -83,8 +82,9 @@ struct Shared {
   using Zero = std::conditional_t<F::packed, std::uint8_t, std::int32_t>;  // 8 + z; z
   std::uint8_t weight[F::weight_stages][F::rows * F::terms / 2];
   std::uint8_t tokens[F::token_stages][F::tokens * F::terms * 2];
-  float scales[F::weight_stages][F::folds][F::rows / 16][16];
-  Zero zeros[F::zeros ? F::weight_stages : 1][F::folds][F::zeros ? F::rows / 16 : 1][16];
+  // [stage][panel of 16 rows][group of the step][row]; the groups are SkinnyArguments::step_groups, F::folds at most.
+  float scales[F::weight_stages][F::rows * F::folds];
+  Zero zeros[F::zeros ? F::weight_stages : 1][F::zeros ? F::rows * F::folds : 1];
   float biases[F::rows];
   std::uint64_t weight_full[F::weight_stages];
   std::uint64_t tokens_raw[F::token_stages];  // not yet permuted
@@ -145,19 +145,17 @@ __device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const Ski
   const std::uint32_t full = ptx::shared_address(&shared.weight_full[stage]);
   const std::uint32_t to = ptx::shared_address(shared.weight[stage]);
   step += place.first_step;
-  ptx::mbarrier_arrive_expect_tx(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
   const int panel = place.first_row / 16;
   if constexpr (F::packed) {
+    // Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
+    const int scale_bytes = F::rows * p.step_groups * (F::zeros ? 5 : 4);
+    ptx::mbarrier_arrive_expect_tx(full, static_cast<std::uint32_t>(sizeof(shared.weight[0])) + scale_bytes);
     ptx::tma_load(to, maps.weight, int3{0, step * (F::terms / 8), panel}, full, policy);
-#pragma unroll
-    for (int fold = 0; fold < F::folds; ++fold) {
-      const int group = p.group_of(F::folds, step, fold);
-      ptx::tma_load(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
-      if constexpr (F::zeros) {
-        ptx::tma_load(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
-      }
-    }
+    const int column = p.group_of(step) * 16;
+    ptx::tma_load(ptx::shared_address(shared.scales[stage]), maps.scales, column, panel, full);
+    if constexpr (F::zeros) ptx::tma_load(ptx::shared_address(shared.zeros[stage]), maps.zeros, column, panel, full);
   } else {
+    ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.weight[0]));
     ptx::tma_load(to, maps.weight, int2{step * (F::terms / 2), place.first_row}, full, policy);
   }
 }
@@ -175,10 +173,10 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
   for (int i = static_cast<int>(threadIdx.x) - kConsumerThreads; i < F::rows; i += kProducerThreads) {
     const int row = place.first_row + i;
     if (row >= w.rows) continue;
-    ptx::cp_async_4(&shared.scales[stage][0][0][i],
+    ptx::cp_async_4(&shared.scales[stage][i],
                     static_cast<const float*>(w.scales) + (inside ? w.scale.at(row, group) : 0), inside);
     if constexpr (F::zeros) {
-      ptx::cp_async_4(&shared.zeros[stage][0][0][i],
+      ptx::cp_async_4(&shared.zeros[stage][i],
                       static_cast<const std::int32_t*>(w.zeros) + (inside ? w.zero.at(row, group) : 0), inside);
     }
   }
