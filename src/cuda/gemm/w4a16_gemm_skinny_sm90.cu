@@ -53,9 +53,9 @@ Choice choice_for(const GemmProblem& p) {
   struct Seconds {
     double fixed, packed, plain, small_groups;
   };
-  constexpr Seconds kUpTo32 = {7.2e-6, 0.725e-6, 0.98e-6, 1.28e-6};
-  constexpr Seconds kUpTo64 = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
-  constexpr Seconds kUpTo128 = {12.5e-6, 0.66e-6, 0.66e-6, 1.26e-6};
+  constexpr Seconds kUpTo32 = {7.2e-6, 0.725e-6, 0.98e-6, 0.87e-6};
+  constexpr Seconds kUpTo64 = {7.5e-6, 0.985e-6, 1.26e-6, 1.27e-6};
+  constexpr Seconds kUpTo128 = {12.5e-6, 0.66e-6, 0.66e-6, 0.97e-6};
   constexpr double kSharingSeconds = 0.4e-6;
   constexpr double kWaveSeconds = 4e-6;
   using F = AnyForm<tokens>;
