@@ -21,6 +21,7 @@ endif()
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)
 install(DIRECTORY docs TYPE DOC)
 install(FILES bench/peers/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench/peers)
+install(FILES bench/peers/gpu/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench/peers/gpu)
 file(RELATIVE_PATH octile_headers ${CMAKE_INSTALL_FULL_DOCDIR} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 install(CODE "
   get_filename_component(octile_link \"${CMAKE_INSTALL_DOCDIR}/include\" ABSOLUTE BASE_DIR \"\${CMAKE_INSTALL_PREFIX}\")

@@ -12,8 +12,8 @@
 #include <algorithm>
 
 #include "base/ceil_div.h"
-#include "cpu/gemm/finish_avx512.h"
 #include "cpu/gemm/integer_panels.h"
+#include "cpu/gemm/tile_finish_avx512.h"
 #include "cpu/gemm/tiles.h"
 #include "plan/packed_weight.h"
 

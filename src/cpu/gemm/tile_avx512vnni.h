@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "cpu/gemm/finish_avx512.h"
 #include "cpu/gemm/integer_panels.h"
+#include "cpu/gemm/tile_finish_avx512.h"
 #include "plan/packed_weight.h"
 
 namespace octile::cpu {
