@@ -19,7 +19,8 @@ class Octile(ConanFile):
     options = {"shared": [True, False], "fPIC": [True, False], "cuda": [True, False]}
     default_options = {"shared": True, "fPIC": True, "cuda": False}
     implements = ["auto_shared_fpic"]
-    exports_sources = ("CMakeLists.txt", "*.md", "LICENSE", "cmake/*", "docs/*", "include/*", "src/*", "bench/peers/README.md")
+    exports_sources = ("CMakeLists.txt", "*.md", "LICENSE", "cmake/*", "docs/*", "include/*", "src/*", "bench/peers/README.md",
+                       "bench/peers/gpu/README.md")
 
     def set_version(self):
         header = Path(self.recipe_folder, "include/octile/octile.h").read_text()
